@@ -1,0 +1,102 @@
+"""DDTREE's options as one validated value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+ALGORITHM = "DDTREE"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of DDTREE: how it is spelled, what it may be, what it means."""
+
+    field: str
+    default: int | bool
+    help: str
+    low: int = 0
+    high: int = 0
+
+    @property
+    def attribute(self) -> str:
+        """The name as an `Engine(...)` keyword, a YAML key and a field of `/server_info`."""
+        return f"speculative_ddtree_{self.field}"
+
+    @property
+    def flag(self) -> str:
+        """The name on the command line."""
+        return "--" + self.attribute.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+    @property
+    def allowed(self) -> str:
+        return "true or false" if self.is_switch else f"a whole number from {self.low} to {self.high}"
+
+    def check(self, value: Any) -> None:
+        """Raise `ValueError` with the flag, the value got and the values allowed."""
+        fits = (
+            isinstance(value, bool)
+            if self.is_switch
+            else isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+        )
+        if not fits:
+            raise ValueError(f"{self.flag} must be {self.allowed}, got {value!r}.")
+
+
+OPTIONS = (
+    Option(
+        "budget",
+        default=32,
+        low=1,
+        high=1024,
+        help="Nodes of the draft tree, the root not counted. The target verifies budget + 1 tokens a step.",
+    ),
+    Option(
+        "topk_cap",
+        default=16,
+        low=1,
+        high=64,
+        help="Candidate tokens per depth of the draft tree; at most this many, never more than the budget.",
+    ),
+    Option(
+        "allow_hybrid_unsafe",
+        default=False,
+        help="Serve a hybrid target (Mamba, GDN or other linear attention). Used by a later version: this "
+        "one refuses hybrid targets with or without it.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class DDTreeConfig:
+    """The resolved options of one server.
+
+    `budget` counts tree nodes without the root, `topk_cap` bounds the candidates per depth. Raises
+    `ValueError` naming the flag, the value and the range when a value is out of range.
+    """
+
+    budget: int = 32
+    topk_cap: int = 16
+    allow_hybrid_unsafe: bool = False
+
+    def __post_init__(self) -> None:
+        for option in OPTIONS:
+            option.check(getattr(self, option.field))
+
+    @property
+    def verify_width(self) -> int:
+        """Tokens per request of one target forward: the nodes and the root."""
+        return self.budget + 1
+
+    def as_server_info(self) -> dict[str, int | bool]:
+        """The options under the names that `/server_info` shows."""
+        values = asdict(self)
+        return {option.attribute: values[option.field] for option in OPTIONS}
+
+
+assert [f.name for f in fields(DDTreeConfig)] == [o.field for o in OPTIONS]
+assert DDTreeConfig() == DDTreeConfig(**{o.field: o.default for o in OPTIONS})  # type: ignore[arg-type]

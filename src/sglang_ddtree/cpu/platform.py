@@ -1,0 +1,26 @@
+"""Entry point of the CPU platform. Must not import SGLang: SGLang calls it while it is itself being imported."""
+
+from __future__ import annotations
+
+import os
+
+PLATFORM_NAME = "ddtree_cpu"
+
+
+def is_selected() -> bool:
+    """Whether this process was told to run on the CPU platform (``SGLANG_PLATFORM=ddtree_cpu``)."""
+    return os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME
+
+
+def activate() -> str | None:
+    """Name the platform class for SGLang's platform discovery, or None when another platform runs.
+
+    Runs inside ``import sglang`` in every process, before SGLang's model configurations are imported: the one
+    place early enough to stand in for a missing torchvision.
+    """
+    if not is_selected():
+        return None
+    from sglang_ddtree.cpu import absent_torchvision
+
+    absent_torchvision.install()
+    return "sglang_ddtree.cpu.device:DDTreeCpuPlatform"

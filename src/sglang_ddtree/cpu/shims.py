@@ -1,0 +1,211 @@
+"""The few places where SGLang's CPU path has no seam, as one table.
+
+Nothing here runs unless ``SGLANG_PLATFORM=ddtree_cpu``. A shim can go when its `needed` answers False on every
+SGLang version that the package supports.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_ddtree.cpu import absent_torchvision, torch_ops
+from sglang_ddtree.cpu.platform import PLATFORM_NAME, is_selected
+
+logger = logging.getLogger(__name__)
+
+APPLIED, NOT_NEEDED, REFUSED = "applied", "not needed", "refused"
+
+
+@dataclass(frozen=True)
+class Shim:
+    """One deviation from stock SGLang on the CPU platform.
+
+    `hook_target` is the dotted name that `apply` hooks, or None where it does not use SGLang's hook registry.
+    """
+
+    name: str
+    answers: str  # file:line of SGLang 0.5.23
+    why: str
+    needed: Callable[[], bool]
+    apply: Callable[[], None]
+    hook_target: str | None = None
+
+
+_outcomes: dict[str, tuple[str, str]] = {}  # shim name -> (status, reason)
+
+
+def load() -> None:
+    """Entry point of `sglang.srt.plugins`: apply every needed shim once in this process."""
+    if not is_selected():
+        return
+    for shim in SHIMS:
+        if shim.name not in _outcomes:
+            _outcomes[shim.name] = _attempt(shim)
+
+
+def _attempt(shim: Shim) -> tuple[str, str]:
+    try:
+        if not shim.needed():
+            return NOT_NEEDED, "this SGLang and torch do without"
+        shim.apply()
+    except Exception as error:  # one shim that does not fit must not hide the state of the others
+        logger.error("CPU shim %r (%s) refused: %s", shim.name, shim.answers, error)
+        return REFUSED, f"{type(error).__name__}: {error}"
+    return APPLIED, ""
+
+
+def shim_status() -> list[dict[str, str]]:
+    """One row per shim with the keys name, answers, why, status and reason, for `sglang-ddtree doctor`.
+
+    On the selected platform this applies the shims if the process has not done so yet; elsewhere every shim is
+    "not needed".
+    """
+    load()
+    rows = []
+    for shim in SHIMS:
+        status, reason = _outcomes.get(shim.name, (NOT_NEEDED, f"SGLANG_PLATFORM is not {PLATFORM_NAME}"))
+        if status == APPLIED and shim.hook_target and _hook_failed(shim.hook_target):
+            status, reason = REFUSED, f"SGLang could not hook {shim.hook_target}"
+        rows.append(
+            {"name": shim.name, "answers": shim.answers, "why": shim.why, "status": status, "reason": reason}
+        )
+    return rows
+
+
+def _hook_failed(target: str) -> bool:
+    # apply_hooks only logs what it cannot hook; before it ran, nothing has failed yet.
+    from sglang.srt import plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    return plugins._plugins_loaded and target not in HookRegistry._patched
+
+
+def _register_attention_backend() -> None:
+    from sglang.srt.arg_groups import choices
+
+    from sglang_ddtree.cpu import attention
+
+    for known, add in (
+        (choices.ATTENTION_BACKEND_CHOICES, choices.add_attention_backend_choices),
+        (choices.DRAFT_ATTENTION_BACKEND_CHOICES, choices.add_draft_attention_backend_choices),
+    ):
+        if PLATFORM_NAME not in known:
+            add([PLATFORM_NAME])
+    attention.register()
+
+
+def _record_stream_raises() -> bool:
+    try:
+        torch.empty(0).record_stream(torch.cpu.current_stream())
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False
+
+
+def _ignore_record_stream_on_cpu() -> None:
+    original = torch.Tensor.record_stream
+
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        if self.device.type != "cpu":
+            original(self, stream)
+
+    torch.Tensor.record_stream = record_stream  # type: ignore[method-assign, assignment]
+
+
+_EXTEND_KWARGS = "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs"
+
+
+def _input_embeds_are_cast_to_bfloat16() -> bool:
+    return "forward_batch.input_embeds.bfloat16()" in _source_of("sglang.srt.model_executor.model_runner")
+
+
+def _keep_input_embeds_dtype() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def restore(kwargs: dict[str, Any], runner: Any, forward_batch: Any, *args: Any, **kw: Any) -> dict[str, Any]:
+        if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
+            kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)
+        return kwargs
+
+    HookRegistry.register(_EXTEND_KWARGS, restore, HookType.AFTER)
+
+
+_ALLOCATION = "sglang.srt.mem_cache.allocation"
+_GET_LAST_LOC = f"{_ALLOCATION}.get_last_loc"
+_ASSIGN_ROWS = f"{_ALLOCATION}.assign_req_to_token_pool_func"
+
+
+def _last_loc_in_torch() -> None:
+    from sglang.srt.mem_cache.allocation import get_last_loc_torch
+
+    _replace(_GET_LAST_LOC, get_last_loc_torch)
+
+
+def _replace(target: str, function: Callable[..., Any]) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(target, function, HookType.REPLACE)
+
+
+def _source_of(module: str) -> str:
+    """The text of a module, read without importing it (SGLang's larger ones take seconds)."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"SGLang has no module {module}")
+    return Path(spec.origin).read_text()
+
+
+SHIMS: tuple[Shim, ...] = (
+    Shim(
+        name="absent-torchvision",
+        answers="srt/multimodal/internvl_utils.py:5",
+        why="image model configurations import torchvision, which a CPU text server does not have",
+        needed=absent_torchvision.is_needed,
+        apply=absent_torchvision.install,
+    ),
+    Shim(
+        name="attention-backend",
+        answers="srt/arg_groups/choices.py:103",
+        why="no stock backend takes a tree mask on a CPU, and the list of draft backends has none for it",
+        needed=lambda: True,
+        apply=_register_attention_backend,
+    ),
+    Shim(
+        name="record-stream",
+        answers="srt/speculative/dflash_worker_v2.py:2481",
+        why="record_stream raises on CPU tensors, which have no streams",
+        needed=_record_stream_raises,
+        apply=_ignore_record_stream_on_cpu,
+    ),
+    Shim(
+        name="input-embeds-dtype",
+        answers="srt/model_executor/model_runner.py:1772",
+        why="the draft's input embeddings are cast to bfloat16 whatever the model's dtype",
+        needed=_input_embeds_are_cast_to_bfloat16,
+        apply=_keep_input_embeds_dtype,
+        hook_target=_EXTEND_KWARGS,
+    ),
+    Shim(
+        name="last-loc",
+        answers="srt/mem_cache/allocation.py:107",
+        why="page sizes above 1 look up the last slot through Triton for any backend but torch_native",
+        needed=lambda: "uses_triton_dispatch" in _source_of(_ALLOCATION),
+        apply=_last_loc_in_torch,
+        hook_target=_GET_LAST_LOC,
+    ),
+    Shim(
+        name="assign-rows",
+        answers="srt/mem_cache/allocation.py:755",
+        why="speculative decoding writes the new slots into the request rows through Triton",
+        needed=lambda: "assign_req_to_token_pool[(batch_size,)]" in _source_of(_ALLOCATION),
+        apply=lambda: _replace(_ASSIGN_ROWS, torch_ops.assign_req_to_token_pool),
+        hook_target=_ASSIGN_ROWS,
+    ),
+)

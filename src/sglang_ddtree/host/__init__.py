@@ -1,0 +1,1 @@
+"""Everything that knows SGLang's inside: names, hooks, options, refusals."""

@@ -1,0 +1,120 @@
+"""Hooks that teach SGLang that draft and verify have different widths.
+
+Each one does nothing unless the process serves DDTREE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .hooks import declare
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.spec_info import SpecInput
+
+
+def _serves_ddtree() -> bool:
+    from sglang.srt.runtime_context import get_spec
+
+    return get_spec().speculative_algorithm == "DDTREE"
+
+
+def reserve_both_widths(original: Callable[..., Any], reqs: Any, *, reserve: int, page_size: int) -> Any:
+    if _serves_ddtree():
+        from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+        reserve = max(reserve, get_alloc_reserve_per_decode())
+    return original(reqs, reserve=reserve, page_size=page_size)
+
+
+def widen_row(result: int) -> int:
+    if not _serves_ddtree():
+        return result
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
+
+    return max(result, 4 + get_alloc_reserve_per_decode() + get_alloc_page_size())
+
+
+def relay_no_hidden_states(result: bool) -> bool:
+    return False if _serves_ddtree() else result
+
+
+def dummy_verify_input(
+    original: Callable[..., SpecInput | None],
+    spec_algorithm: Any,
+    custom_mask: Any,
+    num_tokens_per_req: int,
+    is_draft_worker: bool,
+) -> SpecInput | None:
+    if is_draft_worker or not _is_ddtree(spec_algorithm):
+        return original(spec_algorithm, custom_mask, num_tokens_per_req, is_draft_worker)
+    return _capture_input(custom_mask, num_tokens_per_req)
+
+
+def captured_verify_input(
+    original: Callable[..., SpecInput | None], runner: Any, num_tokens: int
+) -> SpecInput | None:
+    if runner.model_runner.is_draft_worker or not _is_ddtree(runner.model_runner.spec_algorithm):
+        return original(runner, num_tokens)
+    return _capture_input(runner.buffers.custom_mask, runner.captured_req_width)
+
+
+def _is_ddtree(spec_algorithm: Any) -> bool:
+    return getattr(spec_algorithm, "name", None) == "DDTREE"
+
+
+def _capture_input(custom_mask: Any, width: int) -> SpecInput:
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    from ..step.verify_input import DDTreeVerifyInput
+
+    return DDTreeVerifyInput(
+        draft_token=None,
+        custom_mask=custom_mask,
+        positions=None,
+        retrieve_index=None,
+        retrieve_next_token=None,
+        retrieve_next_sibling=None,
+        retrieve_cum_len=None,
+        spec_steps=width - 1,
+        topk=2,
+        draft_token_num=width,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+    )
+
+
+def install() -> None:
+    """Declare the hooks; SGLang applies them once every plugin has loaded."""
+    declare(
+        "sglang.srt.mem_cache.allocation_sizing.page_aligned_decode_alloc_lens",
+        "around",
+        "DFLASH reserves twice one width; the draft block may be wider than the tree",
+        reserve_both_widths,
+    )
+    declare(
+        "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+        "after",
+        "a row must hold the whole reserve, or a request near the context end writes into its neighbour's",
+        widen_row,
+    )
+    declare(
+        "sglang.srt.speculative.spec_utils.spec_need_hidden_states",
+        "after",
+        "the test is by name; DDTREE relays no hidden states, as DFLASH does not",
+        relay_no_hidden_states,
+    )
+    declare(
+        "sglang.srt.speculative.spec_info.create_dummy_verify_input",
+        "around",
+        "a DFLASH-family algorithm would be warmed up as a chain without a mask",
+        dummy_verify_input,
+    )
+    declare(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.get_spec_info",
+        "around",
+        "a DFLASH-family algorithm would be captured as a chain without a mask",
+        captured_verify_input,
+    )

@@ -1,0 +1,52 @@
+"""The entry point that SGLang calls in each of its processes before arguments are parsed."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+
+from .host import contract, guard
+
+logger = logging.getLogger(__name__)
+
+_loaded = False
+
+
+def load() -> None:
+    """Register DDTREE with the SGLang of this process.
+
+    On an SGLang that does not meet the contract nothing is registered: one error says why, and choosing
+    DDTREE there fails with the same text. A second call does nothing.
+    """
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+
+    mismatches = contract.check_contract()
+    if mismatches:
+        _stand_aside(contract.describe(mismatches))
+        return
+    try:
+        _register()
+    except Exception as error:
+        _stand_aside(f"sglang_ddtree could not register DDTREE: {type(error).__name__}: {error}")
+        raise
+
+
+def _register() -> None:
+    from .host import admission, flags, seams
+    from .step import algorithm
+
+    # The algorithm first: if it fails, no hook of ours is left on SGLang.
+    algorithm.register()
+    flags.install()
+    admission.install()
+    seams.install()
+
+
+def _stand_aside(message: str) -> None:
+    # SGLang's workers load the plugin too: the launcher alone reports, so that the error is read once.
+    if multiprocessing.parent_process() is None:
+        logger.error(message)
+    guard.install(message)

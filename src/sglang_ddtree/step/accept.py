@@ -1,0 +1,48 @@
+"""The target's choice at every node, and the path that follows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..tree.accept import Acceptance, accept_path
+from ..tree.sample import sample_target
+
+if TYPE_CHECKING:
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    from ..tree.topology import TreeTopology
+    from ..tree.tree import DraftTree
+
+
+def accept(
+    tree: DraftTree, topology: TreeTopology, logits: torch.Tensor, sampling_info: SamplingBatchInfo
+) -> Acceptance:
+    """logits: [batch * W, vocabulary]. Every emitted token is the target's own choice in its own context."""
+    target_tokens = target_choice(topology.positions, logits, sampling_info)
+    return accept_path(tree, topology.ancestor_mask, target_tokens.view(tree.tokens.shape))
+
+
+def target_choice(
+    positions: torch.Tensor, logits: torch.Tensor, sampling_info: SamplingBatchInfo
+) -> torch.Tensor:
+    """int64 [batch * W]: argmax, or a sample under the request's temperature, top-k, top-p and min-p."""
+    if sampling_info.is_all_greedy:
+        return torch.argmax(logits, dim=-1)
+    from sglang.srt.layers.sampler import multinomial_with_seed
+
+    return sample_target(
+        logits,
+        sampling_info.temperatures,
+        sampling_info.top_ks,
+        sampling_info.top_ps,
+        sampling_info.min_ps,
+        positions.shape[1],
+        need_top_k=sampling_info.need_top_k_sampling,
+        need_top_p=sampling_info.need_top_p_sampling,
+        need_min_p=sampling_info.need_min_p_sampling,
+        seeds=sampling_info.sampling_seed,
+        positions=positions,
+        seeded_choice=multinomial_with_seed,
+    )

@@ -1,0 +1,67 @@
+"""The two widths of a step and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..tree.capacity import resolve_topk, verify_width
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Numbers that stay fixed for the life of a server.
+
+    Attributes:
+        block_size: draft width; slot 0 is the bonus token. A property of the checkpoint, whatever the budget.
+        budget: most tree nodes, the root not counted.
+        topk: candidates per depth.
+        verify_width: tokens per request in the target forward, the root included.
+        max_depth: deepest node a tree can have.
+    """
+
+    block_size: int
+    budget: int
+    topk: int
+    verify_width: int
+    max_depth: int
+
+    @classmethod
+    def resolve(cls, *, block_size: int, budget: int, topk_cap: int, vocab_size: int) -> StepPlan:
+        """Raises ValueError where a number is out of range."""
+        if block_size < 2:
+            raise ValueError(f"the drafter's block_size must be at least 2, got {block_size}")
+        depths = block_size - 1
+        topk = resolve_topk(budget, vocab_size, topk_cap)
+        width = verify_width(budget, depths, topk)
+        return cls(block_size, budget, topk, width, min(depths, width - 1))
+
+    @property
+    def window(self) -> int:
+        """KV slots a step writes behind the committed prefix: the draft block or the tree."""
+        return max(self.block_size, self.verify_width)
+
+    @property
+    def output_stride(self) -> int:
+        """Most tokens a step emits per request."""
+        return self.max_depth + 1
+
+    def host_fields(self) -> dict[str, int]:
+        """SGLang's speculative fields, so that every process of the server derives the same numbers.
+
+        `speculative_eagle_topk` > 1 is the one switch that makes an attention or recurrent backend treat a
+        verify as a tree; topk * steps stays within the width so that no KV accounting grows by it.
+        """
+        return {
+            "speculative_num_draft_tokens": self.verify_width,
+            "speculative_dflash_block_size": self.block_size,
+            "speculative_eagle_topk": 2,
+            "speculative_num_steps": max(1, min(self.max_depth, self.verify_width // 2)),
+        }
+
+    def draft_fields(self) -> dict[str, int]:
+        """The same fields as the draft runner must see them: a plain DFLASH block."""
+        return {
+            "speculative_num_draft_tokens": self.block_size,
+            "speculative_eagle_topk": 1,
+            "speculative_num_steps": 1,
+        }

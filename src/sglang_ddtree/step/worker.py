@@ -1,0 +1,176 @@
+"""The worker that the scheduler drives: DFLASH's prefill, and a decode step that verifies a tree."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.lora.layers import unwrap_lora_layer
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_exec, get_spec
+from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from ..host import startup
+from ..tree.build import build_tree
+from ..tree.topology import tree_topology
+from .accept import accept
+from .commit import commit_draft_kv, commit_target_kv
+from .draft import CandidateHead, CapturedHead, draft, target_lm_head
+from .verify import verify
+from .window import host_lengths, open_window
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+    from ..tree.candidates import DraftCandidates
+
+logger = logging.getLogger(__name__)
+
+
+class DDTreeWorker(DFlashWorkerV2):
+    """DFLASH's worker with the chain replaced by a tree.
+
+    The base class and the draft runner see the block size as SGLang's one width; the target runner, the
+    allocator and the scheduler see the verify width.
+    """
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        self.plan = startup.worker_plan(server_args, target_worker.model_runner)
+        with get_spec().override(**self.plan.draft_fields()):
+            super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.candidate_head = self._build_candidate_head()
+        self.captured_head: CapturedHead | None = None
+        self.speculative_num_draft_tokens = self.plan.verify_width
+
+    def _build_candidate_head(self) -> CandidateHead:
+        lm_head = startup.dense_lm_head(target_lm_head(self.target_worker.model_runner.model))
+        shard = getattr(lm_head, "shard_indices", None)
+        return CandidateHead(
+            lm_head.weight,
+            vocab_size=int(shard.num_org_elements) if shard is not None else int(lm_head.weight.shape[0]),
+            block_size=self.plan.block_size,
+            topk=self.plan.topk,
+        )
+
+    # -- the draft runner's life, in its own width
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        with get_spec().override(**self.plan.draft_fields()):
+            super().alloc_memory_pool(*args, **kwargs)
+
+    def init_attention_backends(self) -> None:
+        with get_spec().override(**self.plan.draft_fields()):
+            super().init_attention_backends()
+
+    def init_cuda_graphs(self) -> None:
+        with get_spec().override(**self.plan.draft_fields()):
+            super().init_cuda_graphs()
+        startup.log_ready(self)
+
+    def _maybe_build_draft_sampler(self) -> CapturedHead:
+        # Asked for only when the draft is about to be captured.
+        max_bs = max(get_exec().graph.cuda_graph_config.decode.bs)
+        self.captured_head = CapturedHead(self.candidate_head, max_bs)
+        return self.captured_head
+
+    # -- what a step needs of the base class, under one name each
+
+    @property
+    def mask_token_id(self) -> int:
+        return int(self._mask_token_id)
+
+    @property
+    def draft_block_spec_info(self) -> DFlashVerifyInput:
+        return self._draft_block_spec_info
+
+    @contextmanager
+    def draft_scope(self) -> Iterator[None]:
+        with draft_tp_context(self.draft_parallel_layout):
+            yield
+
+    def embed_block(self, block_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [batch, block_size] -> [batch * block_size, hidden], by the target's embedding."""
+        embedding = unwrap_lora_layer(self.target_worker.model_runner.model.get_input_embeddings())
+        embeds = embedding(block_ids)
+        if self._noise_embed_scale != 1.0:
+            embeds = embeds * self._noise_embed_scale
+        return embeds.view(-1, embeds.shape[-1])
+
+    def write_draft_kv(
+        self, hidden_states: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, lens: torch.Tensor
+    ) -> None:
+        """Context KV of the first `lens` rows per request; slots is int64 [batch, columns]."""
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden_states,
+            cache_loc=slots.reshape(-1),
+            cache_loc_2d=slots,
+            positions=positions,
+            commit_lens=lens,
+        )
+
+    # -- the step
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        return self._decode(batch, on_publish)
+
+    def _decode(
+        self, batch: ScheduleBatch, on_publish: Callable[[torch.Tensor], None] | None
+    ) -> GenerationBatchResult:
+        draft_input = batch.spec_info
+        if not isinstance(draft_input, DFlashDraftInputV2):
+            raise RuntimeError(f"DDTREE expected DFlashDraftInputV2 on the batch, got {type(draft_input).__name__}")
+        if batch.seq_lens.is_cuda:
+            # Published by the previous iteration, maybe on another stream.
+            batch.seq_lens.record_stream(torch.cuda.current_stream())
+        bonus_tokens = draft_input.bonus_tokens.view(-1)
+        window = open_window(batch, self.model_runner.req_to_token_pool.req_to_token, self.plan.window)
+        host = host_lengths(batch, draft_input, self.plan.window)
+
+        candidates = draft(self, batch, bonus_tokens, window, host)
+        tree = self._build_tree(candidates, bonus_tokens)
+        topology = tree_topology(tree, window.prefix_lens)
+        output = verify(self, batch, tree, topology, window, host)
+        accepted = accept(tree, topology, output.logits_output.next_token_logits, batch.sampling_info)
+
+        new_seq_lens = window.prefix_lens + accepted.accept_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        commit_target_kv(self, accepted, window)
+        commit_draft_kv(self, accepted, window, output.logits_output.hidden_states, tree.width)
+        # The scheduler copies what it is given to the host; nobody reads these there.
+        output.logits_output.hidden_states = None
+
+        return GenerationBatchResult(
+            logits_output=output.logits_output,
+            next_token_ids=accepted.predict.reshape(-1),
+            accept_lens=accepted.accept_lens,
+            can_run_cuda_graph=output.can_run_cuda_graph,
+            next_draft_input=make_draft_input_v2(
+                bonus_tokens=accepted.bonus_tokens, new_seq_lens=new_seq_lens
+            ),
+            speculative_num_draft_tokens=self.plan.verify_width,
+            speculative_output_stride=self.plan.output_stride,
+            new_seq_lens=new_seq_lens,
+        )
+
+    def _build_tree(self, candidates: DraftCandidates, bonus_tokens: torch.Tensor) -> Any:
+        return build_tree(candidates, bonus_tokens, self.plan.budget, width=self.plan.verify_width)

@@ -1,0 +1,33 @@
+"""Draft trees as pure functions on tensors: nothing here knows the host or the worker.
+
+One decode step reads: candidates -> build -> topology (and mask) -> sample -> accept.
+"""
+
+from .accept import Acceptance, accept_path
+from .build import build_tree
+from .candidates import DraftCandidates, draft_candidates
+from .capacity import resolve_topk, tree_capacity, verify_width
+from .mask import flat_mask_numel, write_tree_mask
+from .sample import sample_target
+from .topology import TreeTopology, ancestor_mask, links, positions, tree_topology
+from .tree import DraftTree
+
+__all__ = [
+    "Acceptance",
+    "DraftCandidates",
+    "DraftTree",
+    "TreeTopology",
+    "accept_path",
+    "ancestor_mask",
+    "build_tree",
+    "draft_candidates",
+    "flat_mask_numel",
+    "links",
+    "positions",
+    "resolve_topk",
+    "sample_target",
+    "tree_capacity",
+    "tree_topology",
+    "verify_width",
+    "write_tree_mask",
+]

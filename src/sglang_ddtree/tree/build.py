@@ -1,0 +1,97 @@
+"""One name for the three tree builders."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from .build_torch import build_torch
+from .candidates import DraftCandidates
+from .capacity import verify_width
+from .reference import best_first_tree
+from .tree import DraftTree
+
+Builder = Literal["auto", "reference", "torch", "triton"]
+
+
+def build_tree(
+    candidates: DraftCandidates,
+    root_tokens: torch.Tensor,
+    budget: int,
+    *,
+    width: int | None = None,
+    builder: Builder = "auto",
+) -> DraftTree:
+    """The tree of the `budget` most probable draft prefixes of every request (arXiv 2604.12989).
+
+    The builders give the same tree bit for bit: scores are float32 sums from the root down, equal scores go
+    by depth, then by the parent's slot, then by rank.
+
+    Args:
+        candidates: B requests, L depths, K candidates each.
+        root_tokens: integer [B], the bonus token of each request.
+        budget: most nodes without the root, at least 1.
+        width: slots per request, W; by default the root and every node that can exist.
+        builder: "auto" is Triton on CUDA and torch elsewhere; "reference" is the heap oracle, for tests.
+
+    Returns:
+        The trees. A request has min(budget, capacity) nodes, fewer where candidates are -inf.
+
+    Raises:
+        ValueError: a bad shape, a budget below 1, a width that cannot hold the nodes, an unknown builder,
+            or a limit of the Triton builder exceeded.
+    """
+    batch, depths, topk = candidates.logprobs.shape
+    if candidates.token_ids.shape != candidates.logprobs.shape:
+        raise ValueError(
+            f"token_ids is {list(candidates.token_ids.shape)}, logprobs is {[batch, depths, topk]}"
+        )
+    if root_tokens.shape != (batch,):
+        raise ValueError(f"root_tokens is {list(root_tokens.shape)}, expected {[batch]}")
+    needed = verify_width(budget, depths, topk)
+    width = needed if width is None else width
+    if width < needed:
+        raise ValueError(
+            f"width {width} cannot hold the root and {needed - 1} nodes: it must be at least {needed} "
+            f"(budget {budget}, {depths} depths, {topk} candidates)"
+        )
+    if builder == "auto":
+        builder = "triton" if candidates.logprobs.is_cuda else "torch"
+    if builder == "torch":
+        return build_torch(candidates, root_tokens, budget, width)
+    if builder == "triton":
+        from .build_triton import build_triton
+
+        return build_triton(candidates, root_tokens, budget, width)
+    if builder == "reference":
+        return _build_reference(candidates, root_tokens, budget, width)
+    raise ValueError(f"builder must be auto, reference, torch or triton, got {builder!r}")
+
+
+def _build_reference(
+    candidates: DraftCandidates, root_tokens: torch.Tensor, budget: int, width: int
+) -> DraftTree:
+    batch, depths, topk = candidates.logprobs.shape
+    tokens = torch.zeros(batch, width, dtype=torch.int64)
+    parents = torch.full((batch, width), -1, dtype=torch.int64)
+    levels = torch.zeros(batch, width, dtype=torch.int64)
+    node_count = torch.ones(batch, dtype=torch.int32)
+    tokens[:, 0] = root_tokens
+    for request in range(batch):
+        nodes = best_first_tree(
+            candidates.logprobs[request].tolist(), candidates.token_ids[request].tolist(), budget
+        )
+        for slot, node in enumerate(nodes, start=1):
+            tokens[request, slot] = node.token
+            parents[request, slot] = node.parent
+            levels[request, slot] = node.depth
+        node_count[request] = len(nodes) + 1
+    device = candidates.logprobs.device
+    return DraftTree(
+        tokens=tokens.to(device),
+        parents=parents.to(device),
+        depths=levels.to(device),
+        node_count=node_count.to(device),
+        max_depth=min(depths, verify_width(budget, depths, topk) - 1),
+    )

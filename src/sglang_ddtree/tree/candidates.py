@@ -1,0 +1,73 @@
+"""What the draft proposes at every depth: the top-k tokens with their log-probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True)
+class DraftCandidates:
+    """Candidates of B requests at L depths, K each, best first within a depth.
+
+    Attributes:
+        token_ids: int64 [B, L, K]; distinct within a depth.
+        logprobs: float32 [B, L, K]; natural log, at most 0, descending within a depth. -inf marks a
+            candidate that must not become a node; NaN does not occur.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+    @property
+    def batch_size(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def depths(self) -> int:
+        return self.token_ids.shape[1]
+
+    @property
+    def topk(self) -> int:
+        return self.token_ids.shape[2]
+
+
+def draft_candidates(logits: torch.Tensor, topk: int) -> DraftCandidates:
+    """Top-k of the draft's distribution at every depth, normalised over the full vocabulary.
+
+    No temperature is applied, whatever the request asks for: the tree only proposes (arXiv 2604.12989).
+
+    Args:
+        logits: [B, L, V], any floating dtype; read only.
+        topk: candidates per depth, 1 to V.
+
+    Raises:
+        ValueError: `logits` is not a 3-d floating tensor, or `topk` is out of range.
+    """
+    if logits.dim() != 3 or not logits.is_floating_point():
+        raise ValueError(
+            "logits must be a floating tensor [batch, depths, vocabulary], "
+            f"got {logits.dtype} {list(logits.shape)}"
+        )
+    if not 1 <= topk <= logits.shape[-1]:
+        raise ValueError(f"topk must be in 1..{logits.shape[-1]} (the vocabulary), got {topk}")
+    values, token_ids = torch.topk(logits, topk, dim=-1, sorted=True)
+    logprobs = values.float() - row_logsumexp(logits).unsqueeze(-1)
+    # A row with NaN or only -inf has no distribution: it proposes nothing instead of spreading NaN.
+    logprobs = torch.nan_to_num(logprobs, nan=NEG_INF, neginf=NEG_INF).clamp_(max=0.0)
+    return DraftCandidates(token_ids, logprobs)
+
+
+def row_logsumexp(logits: torch.Tensor) -> torch.Tensor:
+    """float32 log-sum-exp over the last dimension: float [..., V] -> float32 [...].
+
+    On CUDA the row is reduced in float32 without a float32 copy of it.
+    """
+    if logits.is_cuda:
+        from .candidates_triton import row_logsumexp_triton
+
+        return row_logsumexp_triton(logits)
+    return torch.logsumexp(logits.float(), dim=-1)

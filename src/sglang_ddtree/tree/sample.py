@@ -1,0 +1,121 @@
+"""Sample the target at every node, each in its own context."""
+
+from __future__ import annotations
+
+import torch
+
+from .seeded_noise import seeded_gumbel
+
+
+def sample_target(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    width: int,
+    *,
+    greedy: bool,
+    need_top_k: bool,
+    need_top_p: bool,
+    need_min_p: bool,
+    max_top_k: int | None = None,
+    generator: torch.Generator | None = None,
+    noise: torch.Tensor | None = None,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One token per node: what the target would say there in plain decoding.
+
+    Temperature first. Then three filters, each reading the full distribution after temperature, as in
+    SGLang's pytorch sampling backend: top-k keeps the k most probable tokens, top-p those before which at
+    most top_p of the mass lies, min-p those with at least min_p times the greatest probability. A token must
+    pass all three; the rest is renormalised. A request with top_k 1 is greedy (SGLang's form of temperature
+    0) and gets exactly the argmax.
+
+    The draw is an exponential race, argmax(p / E) with E ~ Exp(1), which needs no host round trip.
+
+    Args:
+        logits: [B * W, V], any floating dtype; read only. Row b * W + i is slot i of request b.
+        temperatures: float, B elements, positive.
+        top_ks: integer [B]; any value above V keeps all.
+        top_ps: float [B].
+        min_ps: float [B].
+        width: W.
+        greedy: every request is greedy; the sampling tensors are not read.
+        need_top_k: some request has a top_k below V. False says that no request is greedy either.
+        need_top_p: some request has a top_p below 1.
+        need_min_p: some request has a min_p above 0.
+        max_top_k: a bound on `top_ks` known on the host; spares the full sort.
+        generator: source of unseeded noise, the device's default without it.
+        noise: float32 [B * W, V], positive: Exp(1) draws by token id, instead of the generator.
+        seeds: int64 [B]. The draw of slot i is then a pure function of its distribution, the request's seed
+            and `positions[b, i]`, whatever else is in the batch; noise goes by token id, not by rank.
+        positions: int64 [B, W], required with `seeds`: prefix length + depth.
+
+    Returns:
+        int64 [B * W].
+
+    Raises:
+        ValueError: shapes that do not fit, or seeds without positions.
+    """
+    if logits.dim() != 2 or logits.shape[0] % width:
+        raise ValueError(f"logits must be [batch * {width}, vocabulary], got {list(logits.shape)}")
+    if greedy:
+        return logits.argmax(dim=-1)
+    batch = logits.shape[0] // width
+    if temperatures.numel() != batch:
+        raise ValueError(f"temperatures has {temperatures.numel()} elements for {batch} requests")
+    if seeds is not None and positions is None:
+        raise ValueError("seeds need positions")
+
+    def per_row(values: torch.Tensor) -> torch.Tensor:
+        return values.reshape(batch, 1).expand(batch, width).reshape(-1, 1)
+
+    probs = torch.softmax(logits.float() / per_row(temperatures), dim=-1)
+    columns: torch.Tensor | None = None
+    if need_top_k or need_top_p:
+        if max_top_k is not None and max_top_k < probs.shape[-1]:
+            probs, columns = torch.topk(probs, max_top_k, dim=-1, sorted=True)
+        else:
+            probs, columns = torch.sort(probs, dim=-1, descending=True, stable=True)
+    best = probs[:, :1] if columns is not None else probs.amax(dim=-1, keepdim=True)
+    keep: torch.Tensor | None = None
+    if need_min_p:
+        keep = probs >= best * per_row(min_ps)
+    if need_top_p:
+        keep = _both(keep, torch.cumsum(probs, dim=-1) - probs <= per_row(top_ps))
+    if need_top_k:
+        keep = _both(keep, torch.arange(probs.shape[-1], device=probs.device) < per_row(top_ks))
+    if keep is not None:
+        probs = probs * keep
+
+    if seeds is not None and positions is not None:
+        tokens = columns if columns is not None else torch.arange(probs.shape[-1], device=probs.device)
+        gumbel = seeded_gumbel(per_row(seeds.long()).squeeze(1), positions.reshape(-1).long(), tokens)
+        winner = (gumbel + probs.log()).argmax(dim=-1, keepdim=True)
+    else:
+        winner = _race(probs, columns, noise, generator)
+    sampled = winner if columns is None else columns.gather(1, winner)
+    if need_top_k:
+        # The sort may order equal logits unlike argmax, and greedy text must not depend on the batch.
+        sampled = torch.where(per_row(top_ks) <= 1, logits.argmax(dim=-1, keepdim=True), sampled)
+    return sampled.squeeze(1)
+
+
+def _both(left: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:
+    return right if left is None else left & right
+
+
+def _race(
+    probs: torch.Tensor,
+    columns: torch.Tensor | None,
+    noise: torch.Tensor | None,
+    generator: torch.Generator | None,
+) -> torch.Tensor:
+    if noise is None:
+        noise = torch.empty_like(probs).exponential_(generator=generator)
+    elif columns is not None:
+        noise = noise.gather(1, columns)
+    # A draw of exactly 0 would let a filtered token win as 0 / 0.
+    return (probs / noise.clamp(min=torch.finfo(probs.dtype).tiny)).argmax(dim=-1, keepdim=True)

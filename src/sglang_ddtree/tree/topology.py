@@ -1,0 +1,96 @@
+"""From parents to what the verify forward reads: mask, positions and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .tree import DraftTree
+
+
+@dataclass(frozen=True)
+class TreeTopology:
+    """What attention, recurrent layers and the host's kernels need to know of a tree.
+
+    Attributes:
+        positions: int64 [B, W], prefix length + depth.
+        ancestor_mask: bool [B, W, W]; see `ancestor_mask`.
+        retrieve_index: int64 [B, W]; see `links`.
+        retrieve_next_token: int64 [B, W]; see `links`.
+        retrieve_next_sibling: int64 [B, W]; see `links`.
+    """
+
+    positions: torch.Tensor
+    ancestor_mask: torch.Tensor
+    retrieve_index: torch.Tensor
+    retrieve_next_token: torch.Tensor
+    retrieve_next_sibling: torch.Tensor
+
+
+def tree_topology(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopology:
+    """Everything at once: one Triton kernel on CUDA, torch elsewhere.
+
+    Args:
+        tree: the batch's trees.
+        prefix_lens: integer [B] on the tree's device, tokens in the KV cache before the root. It must be the
+            device's own count: the host's copy is only an upper bound under overlap scheduling.
+
+    Raises:
+        ValueError: `prefix_lens` has another shape.
+    """
+    if prefix_lens.shape != (tree.batch_size,):
+        raise ValueError(f"prefix_lens is {list(prefix_lens.shape)}, expected {[tree.batch_size]}")
+    if tree.tokens.is_cuda:
+        from .topology_triton import tree_topology_triton
+
+        return tree_topology_triton(tree, prefix_lens)
+    return tree_topology_torch(tree, prefix_lens)
+
+
+def tree_topology_torch(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopology:
+    """The plain twin of the Triton kernel; arguments as in `tree_topology`."""
+    return TreeTopology(positions(tree, prefix_lens), ancestor_mask(tree), *links(tree))
+
+
+def positions(tree: DraftTree, prefix_lens: torch.Tensor) -> torch.Tensor:
+    """int64 [B, W]: prefix length + depth. An unused slot has the root's position."""
+    return prefix_lens.to(torch.int64).unsqueeze(1) + tree.depths
+
+
+def ancestor_mask(tree: DraftTree) -> torch.Tensor:
+    """bool [B, W, W]: row i is true at i and at i's ancestors, the root included.
+
+    An unused slot sees only itself, and nobody sees it.
+    """
+    batch, width = tree.tokens.shape
+    own = torch.arange(width, device=tree.tokens.device).expand(batch, width)
+    # The root and unused slots are their own parents, so a walk that ends early stays where it is.
+    up = torch.where(tree.parents < 0, own, tree.parents)
+    mask = torch.zeros(batch, width, width, dtype=torch.bool, device=tree.tokens.device)
+    walk = own
+    for _ in range(tree.max_depth + 1):
+        mask.scatter_(2, walk.unsqueeze(2), True)
+        walk = up.gather(1, walk)
+    return mask
+
+
+def links(tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(retrieve_index, retrieve_next_token, retrieve_next_sibling), int64 [B, W] each.
+
+    EAGLE's names as SGLang's verify and GDN kernels read them: the flat row b * W + i, the first child in
+    best-first order, the next child of the same parent; -1 where there is none. The last two are slots of
+    the own request. Unused slots have no links and nobody links to them.
+    """
+    batch, width = tree.tokens.shape
+    slots = torch.arange(batch * width, device=tree.tokens.device).view(batch, width)
+    # A stable sort by parent lays siblings side by side, best first.
+    parents, order = torch.sort(tree.parents, dim=1, stable=True)
+    previous = torch.nn.functional.pad(parents[:, :-1], (1, 0), value=-1)
+    related = (parents[:, 1:] == parents[:, :-1]) & (parents[:, 1:] >= 0)
+    next_sibling = torch.full_like(order, -1)
+    next_sibling.scatter_(1, order[:, :-1], torch.where(related, order[:, 1:], -1))
+    # Who is nobody's first child goes to a column that is cut off.
+    next_token = torch.full((batch, width + 1), -1, dtype=torch.int64, device=order.device)
+    next_token.scatter_(1, torch.where(parents != previous, parents, width), order)
+    return slots, next_token[:, :width].contiguous(), next_sibling
