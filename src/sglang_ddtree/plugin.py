@@ -10,6 +10,7 @@ from .host import contract, guard
 logger = logging.getLogger(__name__)
 
 _loaded = False
+_failure: str | None = None
 
 
 def load() -> None:
@@ -31,21 +32,28 @@ def load() -> None:
         _register()
     except Exception as error:
         _stand_aside(f"sglang_ddtree could not register DDTREE: {type(error).__name__}: {error}")
-        raise
+        logger.debug("registration failed", exc_info=True)
+
+
+def failure() -> str | None:
+    """Why `load` registered nothing in this process; None when it did or was not called."""
+    return _failure
 
 
 def _register() -> None:
-    from .host import admission, flags, seams
+    from .host import admission, backend, flags, seams
     from .step import algorithm
 
-    # The algorithm first: if it fails, no hook of ours is left on SGLang.
     algorithm.register()
     flags.install()
+    backend.install()
     admission.install()
     seams.install()
 
 
 def _stand_aside(message: str) -> None:
+    global _failure
+    _failure = message
     # SGLang's workers load the plugin too: the launcher alone reports, so that the error is read once.
     if multiprocessing.parent_process() is None:
         logger.error(message)

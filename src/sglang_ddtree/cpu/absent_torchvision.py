@@ -1,7 +1,7 @@
 """A stand-in for torchvision, which SGLang imports for its image models and which no CPU text server needs.
 
-SGLang imports it unconditionally (srt/multimodal/internvl_utils.py:5, srt/configs/deepseek_ocr.py:7). Names can
-be taken from the stand-in, subclassed and used as defaults; calling one raises.
+SGLang imports it unconditionally (srt/multimodal/internvl_utils.py:5, srt/configs/deepseek_ocr.py:7). Names
+can be taken from the stand-in, subclassed and used as defaults; calling one raises.
 """
 
 from __future__ import annotations

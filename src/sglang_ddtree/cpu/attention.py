@@ -90,8 +90,8 @@ class CpuTreeAttentionBackend(AttentionBackend):
 def plan_segments(forward_batch: ForwardBatch, req_to_token: torch.Tensor) -> list[Segment]:
     """What each request of the batch looks at.
 
-    `forward_batch.seq_lens` counts the tokens before the window in TARGET_VERIFY, and all tokens, the new ones
-    included, in every other mode.
+    `forward_batch.seq_lens` counts the tokens before the window in TARGET_VERIFY, and all tokens, the new
+    ones included, in every other mode.
     """
     mode = forward_batch.forward_mode
     seq_lens = forward_batch.seq_lens.tolist()
@@ -125,9 +125,9 @@ def causal_mask(new_len: int, kv_len: int) -> torch.Tensor | None:
 def verify_masks(spec_info: Any, seq_lens: list[int], width: int) -> list[torch.Tensor | None]:
     """The mask of each request's verify window, one bool ``[width, seq_len + width]`` per request.
 
-    Taken from `spec_info.tree_mask` (bool ``[batch, width, width]``, the window alone: the prefix is visible to
-    all), else from SGLang's flat `spec_info.custom_mask` (``width * (seq_len + width)`` cells a request), else
-    causal.
+    Taken from `spec_info.tree_mask` (bool ``[batch, width, width]``, the window alone: the prefix is visible
+    to all), else from SGLang's flat `spec_info.custom_mask` (``width * (seq_len + width)`` cells a request),
+    else causal.
 
     Raises:
         ValueError: a mask has another shape than the window and the lengths ask for.
@@ -171,7 +171,8 @@ def _refuse_unsupported(layer: RadixAttention) -> None:
     present = [name for name, is_present in found.items() if is_present]
     if present:
         raise NotImplementedError(
-            f"attention backend {PLATFORM_NAME} does not support {' and '.join(present)} (layer {layer.layer_id})"
+            f"attention backend {PLATFORM_NAME} does not support {' and '.join(present)} "
+            f"(layer {layer.layer_id})"
         )
 
 

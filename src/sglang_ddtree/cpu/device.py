@@ -24,7 +24,7 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
     device_type = "cpu"
     capabilities = PlatformCapabilities(supports_triton=False, graph_capture=False)
 
-    def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
+    def get_device(self, device_id: int = 0) -> str:
         # The string: SGLang stores it as the server's `--device` (srt/utils/common.py:1122).
         return "cpu"
 
@@ -55,7 +55,7 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "eager"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        # By now SGLang has put in its own choice for a CPU (intel_amx, torch_native), which no flag tells from a
-        # user's; neither takes a tree mask, and this platform has one backend.
+        # By now SGLang has put in its own choice for a CPU (intel_amx, torch_native), which cannot be told
+        # from a user's; neither takes a tree mask, and this platform has one backend.
         server_args.attention_backend = PLATFORM_NAME
         server_args.sampling_backend = "pytorch"

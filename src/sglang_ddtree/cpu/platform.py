@@ -1,4 +1,4 @@
-"""Entry point of the CPU platform. Must not import SGLang: SGLang calls it while it is itself being imported."""
+"""Entry point of the CPU platform. Imports no SGLang, which calls it while it is itself being imported."""
 
 from __future__ import annotations
 

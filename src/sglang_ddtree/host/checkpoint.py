@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
         return dict(PretrainedConfig.get_config_dict(path, revision=revision)[0])
     except (OSError, ValueError) as error:
         raise CheckpointError(f"No readable config.json in {path}: {error}") from error
+
+
+def option(config: Mapping[str, Any], key: str) -> Any:
+    """A DFlash option, which a config keeps in `dflash_config` or at its top level; None if in neither."""
+    nested = config.get("dflash_config") or {}
+    return nested.get(key, config.get(key))
 
 
 def read_shapes(path: str, revision: str | None = None) -> dict[str, tuple[int, ...]] | None:

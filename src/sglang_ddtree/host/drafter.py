@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .checkpoint import CheckpointError, read_config, read_shapes
+from .checkpoint import CheckpointError, option, read_config, read_shapes
 
 ARCHITECTURE = "DFlashDraftModel"
 
@@ -89,9 +89,9 @@ def check_drafter(
         raise DrafterError(f"The drafter {draft_path} cannot be used by DDTREE: " + "; ".join(problems) + ".")
     return DrafterReport(
         path=draft_path,
-        block_size=_option(config, "block_size"),
-        mask_token_id=_option(config, "mask_token_id"),
-        target_layer_ids=tuple(_option(config, "target_layer_ids")),
+        block_size=option(config, "block_size"),
+        mask_token_id=option(config, "mask_token_id"),
+        target_layer_ids=tuple(option(config, "target_layer_ids")),
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
         vocab_size=config["vocab_size"],
@@ -119,19 +119,9 @@ def rope_theta(config: Mapping[str, Any]) -> float | None:
     return None if value is None else float(value)
 
 
-def block_size_of(draft_path: str | None, revision: str | None = None) -> int | None:
-    """The block size that a drafter's config states, or None where it states none."""
-    return _option(read_config(draft_path, revision), "block_size") if draft_path else None
-
-
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
-
-
-def _option(config: Mapping[str, Any], key: str) -> Any:
-    nested = config.get("dflash_config") or {}
-    return nested.get(key, config.get(key))
 
 
 def _config_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[str]:
@@ -162,14 +152,14 @@ def _foreign_family(config: Mapping[str, Any]) -> str | None:
         "attention_sink_bias": "a drafter with attention sinks",
         "has_embed_tokens": "a Nemotron drafter (own embedding)",
     }.items():
-        value = _option(config, key)
+        value = option(config, key)
         if value:
             return f"{family}, {key} = {value!r}"
-    if _option(config, "output_multiplier") not in (None, 1, 1.0):
+    if option(config, "output_multiplier") not in (None, 1, 1.0):
         return (
-            f"a drafter with transformed logits, output_multiplier = {_option(config, 'output_multiplier')!r}"
+            f"a drafter with transformed logits, output_multiplier = {option(config, 'output_multiplier')!r}"
         )
-    if _option(config, "sample_from_anchor") is False:
+    if option(config, "sample_from_anchor") is False:
         return "a drafter with another query layout, sample_from_anchor = False"
     if "sliding_attention" in (config.get("layer_types") or []):
         return "a drafter with sliding-window layers, layer_types has 'sliding_attention'"
@@ -180,10 +170,13 @@ def _block_problems(config: Mapping[str, Any]) -> Iterator[str]:
     for key in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size"):
         if not _is_whole(config.get(key)) or config[key] < 1:
             yield f"{key} is {config.get(key)!r}, it must be a whole number from 1"
-    block = _option(config, "block_size")
+    block = option(config, "block_size")
     if not _is_whole(block) or block < 2:
         yield f"block_size is {block!r}, it must be a whole number from 2 (a known token, then drafted ones)"
-    mask, vocabulary = _option(config, "mask_token_id"), config.get("vocab_size")
+    rope = config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        yield f"rope_parameters is given per layer type, {sorted(rope)}; it must be one set for all layers"
+    mask, vocabulary = option(config, "mask_token_id"), config.get("vocab_size")
     if mask is None:
         yield "dflash_config.mask_token_id is missing; it must name the token of the empty slots"
     elif not _is_whole(mask) or mask < 0 or (_is_whole(vocabulary) and mask >= vocabulary):
@@ -198,10 +191,10 @@ def _target_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> It
                 "since it borrows the target's embedding and head"
             )
     layers = target.get("num_hidden_layers")
-    trained = _option(config, "num_target_layers")
+    trained = option(config, "num_target_layers")
     if trained is not None and trained != layers:
         yield f"it was trained for a target of {trained} layers, this one has {layers}"
-    ids = _option(config, "target_layer_ids")
+    ids = option(config, "target_layer_ids")
     if not isinstance(ids, (list, tuple)) or not ids or not all(map(_is_whole, ids)):
         yield f"dflash_config.target_layer_ids is {ids!r}, it must list the target layers that it reads"
     elif isinstance(layers, int):
@@ -220,7 +213,7 @@ def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     head_dim = config.get("head_dim") or hidden // heads
     query, key_value = heads * head_dim, (config.get("num_key_value_heads") or heads) * head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (hidden, len(_option(config, "target_layer_ids")) * hidden),
+        "fc.weight": (hidden, len(option(config, "target_layer_ids")) * hidden),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),
     }

@@ -28,10 +28,6 @@ def target_choice(
     positions: torch.Tensor, logits: torch.Tensor, sampling_info: SamplingBatchInfo
 ) -> torch.Tensor:
     """int64 [batch * W]: argmax, or a sample under the request's temperature, top-k, top-p and min-p."""
-    if sampling_info.is_all_greedy:
-        return torch.argmax(logits, dim=-1)
-    from sglang.srt.layers.sampler import multinomial_with_seed
-
     return sample_target(
         logits,
         sampling_info.temperatures,
@@ -39,10 +35,11 @@ def target_choice(
         sampling_info.top_ps,
         sampling_info.min_ps,
         positions.shape[1],
+        greedy=sampling_info.is_all_greedy,
+        max_top_k=sampling_info.max_top_k,
         need_top_k=sampling_info.need_top_k_sampling,
         need_top_p=sampling_info.need_top_p_sampling,
         need_min_p=sampling_info.need_min_p_sampling,
         seeds=sampling_info.sampling_seed,
         positions=positions,
-        seeded_choice=multinomial_with_seed,
     )

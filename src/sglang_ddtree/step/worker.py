@@ -22,12 +22,14 @@ from ..tree.topology import tree_topology
 from .accept import accept
 from .commit import commit_draft_kv, commit_target_kv
 from .draft import CandidateHead, CapturedHead, draft, target_lm_head
+from .prewarm import rehearse_sampling
 from .verify import verify
 from .window import host_lengths, open_window
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
@@ -83,6 +85,11 @@ class DDTreeWorker(DFlashWorkerV2):
         max_bs = max(get_exec().graph.cuda_graph_config.decode.bs)
         self.captured_head = CapturedHead(self.candidate_head, max_bs)
         return self.captured_head
+
+    def prewarm_sampling(self) -> SamplingPrewarmResult:
+        if torch.device(self.device).type != "cuda":
+            return self.model_runner.prewarm_sampling()
+        return rehearse_sampling(self)
 
     # -- what a step needs of the base class, under one name each
 

@@ -37,7 +37,7 @@ def accept_path_triton(tree: DraftTree, target_tokens: torch.Tensor) -> Acceptan
     return Acceptance(accept_index, accept_lens, predict, bonus_tokens, last_node)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "path_len"])
 def _accept_kernel(  # type: ignore[no-untyped-def]
     tokens_ptr,
     parents_ptr,

@@ -72,26 +72,22 @@ def build_tree(
 def _build_reference(
     candidates: DraftCandidates, root_tokens: torch.Tensor, budget: int, width: int
 ) -> DraftTree:
-    batch, depths, topk = candidates.logprobs.shape
-    tokens = torch.zeros(batch, width, dtype=torch.int64)
-    parents = torch.full((batch, width), -1, dtype=torch.int64)
-    levels = torch.zeros(batch, width, dtype=torch.int64)
-    node_count = torch.ones(batch, dtype=torch.int32)
-    tokens[:, 0] = root_tokens
-    for request in range(batch):
-        nodes = best_first_tree(
-            candidates.logprobs[request].tolist(), candidates.token_ids[request].tolist(), budget
-        )
-        for slot, node in enumerate(nodes, start=1):
-            tokens[request, slot] = node.token
-            parents[request, slot] = node.parent
-            levels[request, slot] = node.depth
-        node_count[request] = len(nodes) + 1
+    _, depths, topk = candidates.logprobs.shape
+    tokens, parents, levels, counts = [], [], [], []
+    for logprobs, token_ids, root in zip(
+        candidates.logprobs.tolist(), candidates.token_ids.tolist(), root_tokens.tolist(), strict=True
+    ):
+        nodes = best_first_tree(logprobs, token_ids, budget)
+        unused = width - 1 - len(nodes)
+        tokens.append([root] + [node.token for node in nodes] + [0] * unused)
+        parents.append([-1] + [node.parent for node in nodes] + [-1] * unused)
+        levels.append([0] + [node.depth for node in nodes] + [0] * unused)
+        counts.append(1 + len(nodes))
     device = candidates.logprobs.device
     return DraftTree(
-        tokens=tokens.to(device),
-        parents=parents.to(device),
-        depths=levels.to(device),
-        node_count=node_count.to(device),
+        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),
+        parents=torch.tensor(parents, dtype=torch.int64, device=device),
+        depths=torch.tensor(levels, dtype=torch.int64, device=device),
+        node_count=torch.tensor(counts, dtype=torch.int32, device=device),
         max_depth=min(depths, verify_width(budget, depths, topk) - 1),
     )

@@ -53,10 +53,9 @@ def build_triton(
             node_count,
             nodes,
             width,
-            DEPTHS=depths,
-            TOPK=topk,
+            depths,
+            topk,
             LANES=lanes,
-            WIDTH_LANES=triton.next_power_of_2(width),
             num_warps=1 if lanes <= _ONE_WARP_LANES else 4,
         )
     return DraftTree(tokens, parents, levels, node_count, min(depths, nodes))
@@ -72,7 +71,7 @@ def _key(score, level, parent, rank):  # type: ignore[no-untyped-def]
     return (ordered.to(tl.int64) << 32) | low.to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "width", "depths", "topk"])
 def _build_kernel(  # type: ignore[no-untyped-def]
     logprobs_ptr,
     token_ids_ptr,
@@ -83,34 +82,34 @@ def _build_kernel(  # type: ignore[no-untyped-def]
     node_count_ptr,
     nodes,
     width,
-    DEPTHS: tl.constexpr,  # noqa: N803
-    TOPK: tl.constexpr,  # noqa: N803
+    depths,
+    topk,
     LANES: tl.constexpr,  # noqa: N803
-    WIDTH_LANES: tl.constexpr,  # noqa: N803
 ):
     request = tl.program_id(0).to(tl.int64)
-    logprobs_ptr += request * (DEPTHS * TOPK)
-    token_ids_ptr += request * (DEPTHS * TOPK)
+    logprobs_ptr += request * depths * topk
+    token_ids_ptr += request * depths * topk
     tokens_ptr += request * width
     parents_ptr += request * width
     depths_ptr += request * width
 
     # The root, and the slots that no node can reach.
-    slots = tl.arange(0, WIDTH_LANES)
+    lanes = tl.arange(0, LANES)
     root = tl.load(root_tokens_ptr + request).to(tl.int64)
-    outside = (slots < width) & ((slots == 0) | (slots > nodes))
-    zeros = tl.zeros([WIDTH_LANES], dtype=tl.int64)
-    tl.store(tokens_ptr + slots, tl.where(slots == 0, root, zeros), mask=outside)
-    tl.store(parents_ptr + slots, zeros - 1, mask=outside)
-    tl.store(depths_ptr + slots, zeros, mask=outside)
+    zeros = tl.zeros([LANES], dtype=tl.int64)
+    for first in range(0, width, LANES):
+        slots = first + lanes
+        outside = (slots < width) & ((slots == 0) | (slots > nodes))
+        tl.store(tokens_ptr + slots, tl.where(slots == 0, root, zeros), mask=outside)
+        tl.store(parents_ptr + slots, zeros - 1, mask=outside)
+        tl.store(depths_ptr + slots, zeros, mask=outside)
 
     # Lane i is the frontier of slot i: the key of its best child that is not a node yet. Score -inf says that
     # there is none. The last node needs no lane, since nothing is popped after it.
-    lanes = tl.arange(0, LANES)
     no_lane = tl.zeros([LANES], dtype=tl.int32)
     scores = tl.zeros([LANES], dtype=tl.float32)
-    first = tl.load(logprobs_ptr).to(tl.float32)
-    keys = _key(tl.where(lanes == 0, first, scores + float("-inf")), no_lane, lanes, no_lane)
+    best_root_child = tl.where(lanes == 0, tl.load(logprobs_ptr), float("-inf"))
+    keys = _key(scores + best_root_child, no_lane, lanes, no_lane)
     count = tl.full((), 1, dtype=tl.int32)
     for slot in range(1, nodes + 1):
         best = tl.max(keys, axis=0)
@@ -123,17 +122,17 @@ def _build_kernel(  # type: ignore[no-untyped-def]
         parent = 2047 - ((low >> 7) & 0x7FF)
         level = 63 - (low >> 18)
 
-        token = tl.load(token_ids_ptr + level * TOPK + rank, mask=live, other=0)
+        token = tl.load(token_ids_ptr + level * topk + rank, mask=live, other=0)
         tl.store(tokens_ptr + slot, token)
         tl.store(parents_ptr + slot, tl.where(live, parent, -1).to(tl.int64))
         tl.store(depths_ptr + slot, tl.where(live, level + 1, 0).to(tl.int64))
         count += live.to(tl.int32)
 
         sibling = tl.load(
-            logprobs_ptr + level * TOPK + rank + 1, mask=live & (rank + 1 < TOPK), other=float("-inf")
+            logprobs_ptr + level * topk + rank + 1, mask=live & (rank + 1 < topk), other=float("-inf")
         )
         child = tl.load(
-            logprobs_ptr + (level + 1) * TOPK, mask=live & (level + 1 < DEPTHS), other=float("-inf")
+            logprobs_ptr + (level + 1) * topk, mask=live & (level + 1 < depths), other=float("-inf")
         )
         keys = tl.where(lanes == parent, _key(scores + sibling, level, parent, rank + 1), keys)
         keys = tl.where(lanes == slot, _key(score + child, level + 1, slot, 0), keys)

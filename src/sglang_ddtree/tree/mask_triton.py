@@ -29,7 +29,7 @@ def write_tree_mask_triton(out: torch.Tensor, tree_mask: torch.Tensor, prefix_le
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["out_cells", "width"])
 def _mask_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     tree_mask_ptr,

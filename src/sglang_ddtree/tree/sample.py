@@ -6,6 +6,9 @@ import torch
 
 from .seeded_noise import seeded_gumbel
 
+_MAX_CELLS = 1 << 26
+# Probabilities handled at once: 256 MiB in float32.
+
 
 def sample_target(
     logits: torch.Tensor,
@@ -15,7 +18,7 @@ def sample_target(
     min_ps: torch.Tensor,
     width: int,
     *,
-    greedy: bool,
+    greedy: bool = False,
     need_top_k: bool,
     need_top_p: bool,
     need_min_p: bool,
@@ -46,7 +49,7 @@ def sample_target(
         need_top_k: some request has a top_k below V. False says that no request is greedy either.
         need_top_p: some request has a top_p below 1.
         need_min_p: some request has a min_p above 0.
-        max_top_k: a bound on `top_ks` known on the host; spares the full sort.
+        max_top_k: a bound on `top_ks` known on the host; spares unseeded batches the full sort.
         generator: source of unseeded noise, the device's default without it.
         noise: float32 [B * W, V], positive: Exp(1) draws by token id, instead of the generator.
         seeds: int64 [B]. The draw of slot i is then a pure function of its distribution, the request's seed
@@ -69,42 +72,70 @@ def sample_target(
     if seeds is not None and positions is None:
         raise ValueError("seeds need positions")
 
-    def per_row(values: torch.Tensor) -> torch.Tensor:
-        return values.reshape(batch, 1).expand(batch, width).reshape(-1, 1)
+    def draw(first: int, last: int) -> torch.Tensor:
+        rows = slice(first * width, last * width)
 
-    probs = torch.softmax(logits.float() / per_row(temperatures), dim=-1)
-    columns: torch.Tensor | None = None
-    if need_top_k or need_top_p:
-        if max_top_k is not None and max_top_k < probs.shape[-1]:
-            probs, columns = torch.topk(probs, max_top_k, dim=-1, sorted=True)
+        def per_row(values: torch.Tensor) -> torch.Tensor:
+            return values.reshape(batch)[first:last, None].expand(-1, width).reshape(-1, 1)
+
+        probs = torch.softmax(logits[rows].float() / per_row(temperatures), dim=-1)
+        probs, columns = _filter(
+            probs,
+            per_row(top_ks) if need_top_k else None,
+            per_row(top_ps) if need_top_p else None,
+            per_row(min_ps) if need_min_p else None,
+            # Which of several equal tokens passes may depend on the bound, hence on the batch.
+            max_top_k if seeds is None else None,
+        )
+        if seeds is not None and positions is not None:
+            tokens = torch.arange(logits.shape[1], device=logits.device) if columns is None else columns
+            gumbel = seeded_gumbel(
+                per_row(seeds).squeeze(1).long(), positions[first:last].reshape(-1).long(), tokens
+            )
+            winner = (gumbel + probs.log()).argmax(dim=-1, keepdim=True)
         else:
-            probs, columns = torch.sort(probs, dim=-1, descending=True, stable=True)
-    best = probs[:, :1] if columns is not None else probs.amax(dim=-1, keepdim=True)
-    keep: torch.Tensor | None = None
-    if need_min_p:
-        keep = probs >= best * per_row(min_ps)
-    if need_top_p:
-        keep = _both(keep, torch.cumsum(probs, dim=-1) - probs <= per_row(top_ps))
-    if need_top_k:
-        keep = _both(keep, torch.arange(probs.shape[-1], device=probs.device) < per_row(top_ks))
-    if keep is not None:
-        probs = probs * keep
+            winner = _race(probs, columns, None if noise is None else noise[rows], generator)
+        sampled = winner if columns is None else columns.gather(1, winner)
+        if need_top_k:
+            # The sort may order equal logits unlike argmax, and greedy text must not depend on the batch.
+            sampled = torch.where(per_row(top_ks) <= 1, logits[rows].argmax(dim=-1, keepdim=True), sampled)
+        return sampled.squeeze(1)
 
-    if seeds is not None and positions is not None:
-        tokens = columns if columns is not None else torch.arange(probs.shape[-1], device=probs.device)
-        gumbel = seeded_gumbel(per_row(seeds.long()).squeeze(1), positions.reshape(-1).long(), tokens)
-        winner = (gumbel + probs.log()).argmax(dim=-1, keepdim=True)
-    else:
-        winner = _race(probs, columns, noise, generator)
-    sampled = winner if columns is None else columns.gather(1, winner)
-    if need_top_k:
-        # The sort may order equal logits unlike argmax, and greedy text must not depend on the batch.
-        sampled = torch.where(per_row(top_ks) <= 1, logits.argmax(dim=-1, keepdim=True), sampled)
-    return sampled.squeeze(1)
+    # Requests in portions: the temporaries of a large batch would not fit beside the KV cache.
+    portion = max(1, _MAX_CELLS // (width * logits.shape[1]))
+    pieces = [draw(first, min(first + portion, batch)) for first in range(0, batch, portion)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _both(left: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:
-    return right if left is None else left & right
+def _filter(
+    probs: torch.Tensor,
+    top_ks: torch.Tensor | None,
+    top_ps: torch.Tensor | None,
+    min_ps: torch.Tensor | None,
+    max_top_k: int | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Zero what a filter rejects: (probabilities [N, C], token of every column [N, C]).
+
+    Without tokens the columns are the vocabulary in order. The limits are [N, 1], None where no request has
+    one. Every filter reads the unfiltered probabilities.
+    """
+    columns: torch.Tensor | None = None
+    keep: list[torch.Tensor] = []
+    if top_ks is not None or top_ps is not None:
+        if top_ks is not None and max_top_k is not None and max_top_k < probs.shape[1]:
+            probs, columns = torch.topk(probs, max_top_k, dim=1, sorted=True)
+        else:
+            probs, columns = torch.sort(probs, dim=1, descending=True, stable=True)
+    if top_ks is not None:
+        keep.append(torch.arange(probs.shape[1], device=probs.device) < top_ks)
+    if top_ps is not None:
+        # Rounding takes the sum past 1: a request without top-p must not lose its tail to that.
+        keep.append((torch.cumsum(probs, dim=1) - probs <= top_ps) | (top_ps >= 1))
+    if min_ps is not None:
+        keep.append(probs >= probs.amax(dim=1, keepdim=True) * min_ps)
+    for passed in keep:
+        probs = probs * passed
+    return probs, columns
 
 
 def _race(

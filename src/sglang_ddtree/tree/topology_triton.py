@@ -40,7 +40,7 @@ def tree_topology_triton(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopo
     return TreeTopology(positions, mask, index, next_token, next_sibling)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "max_depth"])
 def _topology_kernel(  # type: ignore[no-untyped-def]
     parents_ptr,
     depths_ptr,

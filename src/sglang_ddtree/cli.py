@@ -1,0 +1,39 @@
+"""The command `sglang-ddtree`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code is 0 when it found what it should."""
+    parser = argparse.ArgumentParser(prog="sglang-ddtree", description="Tools of DDTREE for SGLang.")
+    parser.add_argument("--version", action="version", version=f"sglang-ddtree {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_doctor(commands.add_parser("doctor", help="check whether DDTREE can start on this machine"))
+    arguments = parser.parse_args(argv)
+    return int(arguments.run(arguments))
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft", metavar="PATH", help="a drafter to check, a folder or a hub id")
+    parser.add_argument("--model", metavar="PATH", help="the target that the drafter is for")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from .host import doctor
+
+    findings = doctor.examine(arguments.draft, arguments.model)
+    print(json.dumps(doctor.as_json(findings), indent=2) if arguments.json else doctor.as_text(findings))
+    return 0 if doctor.would_start(findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What a user asks when DDTREE does not start: every condition, checked, as rows."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+
+from ..config import OPTIONS
+from ..cpu.platform import PLATFORM_NAME, is_selected
+from . import contract, hooks
+
+OK, NOTE, FAIL = "ok", "note", "FAIL"
+
+_PACKAGES = ("sglang-ddtree", "sglang", "torch", "triton", "flashinfer-python", "transformers", "safetensors")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row: `status` is "ok", "note" or "FAIL"; with a FAIL in the report DDTREE would not start."""
+
+    section: str
+    name: str
+    status: str
+    detail: str
+
+
+def examine(draft: str | None = None, model: str | None = None) -> list[Finding]:
+    """Check everything that needs no server: versions, contract, plugin, hooks, device, shims, drafter.
+
+    Never raises for what it finds wrong: that becomes a row.
+    """
+    findings = [*_versions(), *_contract()]
+    sound = not any(finding.status == FAIL for finding in findings)
+    findings += _plugin()
+    if sound:
+        findings += _guarded("hooks", _hooks)
+        findings += _guarded("device", _device)
+        findings += _guarded("CPU shims", _shims)
+    findings += _options()
+    if draft is not None:
+        findings += _drafter(draft, model)
+    return findings
+
+
+def would_start(findings: list[Finding]) -> bool:
+    """Whether nothing was found that keeps DDTREE from starting."""
+    return all(finding.status != FAIL for finding in findings)
+
+
+def as_json(findings: list[Finding]) -> dict[str, Any]:
+    """The report for programs: `{"would_start": bool, "findings": [{section, name, status, detail}]}`."""
+    return {"would_start": would_start(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def as_text(findings: list[Finding]) -> str:
+    """The report as a table in sections, with a verdict as its last line."""
+    lines: list[str] = []
+    for section in dict.fromkeys(finding.section for finding in findings):
+        rows = [finding for finding in findings if finding.section == section]
+        width = max(len(row.name) for row in rows)
+        lines += ["", section]
+        lines += [f"  {row.status:<4}  {row.name:<{width}}  {row.detail}".rstrip() for row in rows]
+    verdict = "DDTREE can start." if would_start(findings) else "DDTREE would not start: see FAIL above."
+    return "\n".join([*lines, "", verdict]).lstrip("\n")
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("versions", "python", OK, platform.python_version())
+    for package in _PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            needed = package in ("sglang", "torch", "transformers")
+            yield Finding("versions", package, FAIL if needed else NOTE, "not installed")
+            continue
+        tested = package != "sglang" or found in contract.TESTED_VERSIONS
+        detail = found if tested else f"{found}, tested with {', '.join(contract.TESTED_VERSIONS)}"
+        yield Finding("versions", package, OK if tested else NOTE, detail)
+
+
+def _contract() -> Iterator[Finding]:
+    mismatches = contract.check_contract()
+    for mismatch in mismatches:
+        yield Finding(
+            "contract", mismatch.name, FAIL, f"expected {mismatch.expected}, found {mismatch.found}"
+        )
+    if mismatches:
+        fix = f"pip install sglang=={contract.TESTED_VERSIONS[-1]}"
+        yield Finding("contract", "fix", NOTE, f"{fix}, or a release of sglang-ddtree for this SGLang")
+    else:
+        yield Finding("contract", "names of SGLang", OK, f"{len(contract.all_rows())} as expected")
+
+
+def _plugin() -> Iterator[Finding]:
+    names = {entry.name for entry in entry_points(group="sglang.srt.plugins")}
+    installed = "ddtree" in names
+    detail = (
+        "registered" if installed else "missing: install this package, a folder on the path is not enough"
+    )
+    yield Finding("plugin", "entry point", OK if installed else FAIL, detail)
+    wanted = os.environ.get("SGLANG_PLUGINS")
+    if wanted and "ddtree" not in {name.strip() for name in wanted.split(",")}:
+        yield Finding("plugin", "SGLANG_PLUGINS", FAIL, f"is {wanted!r} and leaves ddtree out: add ddtree")
+    selected = os.environ.get("SGLANG_PLATFORM")
+    if selected and not is_selected():
+        # SGLang then skips every plugin of a package that brings another platform.
+        detail = f"is {selected!r}: SGLang skips this package; unset it, or set it to {PLATFORM_NAME}"
+        yield Finding("plugin", "SGLANG_PLATFORM", FAIL, detail)
+
+
+def _guarded(section: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    except Exception as error:
+        return [Finding(section, type(error).__name__, FAIL, str(error))]
+
+
+def _hooks() -> Iterator[Finding]:
+    from sglang.srt.plugins import load_plugins
+
+    from .. import plugin
+
+    load_plugins()
+    if plugin.failure():
+        yield Finding("hooks", "ddtree", FAIL, str(plugin.failure()))
+        return
+    missing = hooks.unapplied()
+    for hook in hooks.declared():
+        name = f"{hook.kind} {hook.target.removeprefix('sglang.srt.')}"
+        yield Finding("hooks", name, FAIL if hook in missing else OK, hook.reason)
+    if not hooks.declared():
+        yield Finding("hooks", "ddtree", FAIL, "SGLang did not load the plugin; its log says why")
+
+
+def _device() -> Iterator[Finding]:
+    import torch
+
+    if is_selected():
+        yield Finding(
+            "device", PLATFORM_NAME, OK, f"{torch.get_num_threads()} threads of {platform.machine()}"
+        )
+    elif torch.cuda.is_available() and torch.version.hip is None:
+        for index in range(torch.cuda.device_count()):
+            memory = torch.cuda.get_device_properties(index).total_memory / 2**30
+            yield Finding(
+                "device", f"cuda:{index}", OK, f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB"
+            )
+    else:
+        detail = f"no NVIDIA GPU; on a CPU set SGLANG_PLATFORM={PLATFORM_NAME} in the environment"
+        yield Finding("device", "cuda", FAIL, detail)
+
+
+def _shims() -> Iterator[Finding]:
+    from ..cpu.shims import shim_status
+
+    for row in shim_status():
+        failed = row["status"] == "refused"
+        detail = f"{row['status']}; {row['answers']}: {row['reason'] or row['why']}"
+        yield Finding("CPU shims", row["name"], FAIL if failed and is_selected() else OK, detail)
+
+
+def _options() -> Iterator[Finding]:
+    for option in OPTIONS:
+        default = str(option.default).lower()
+        yield Finding("options", option.flag, OK, f"default {default}, {option.allowed}. {option.help}")
+
+
+def _drafter(draft: str, model: str | None) -> Iterator[Finding]:
+    from .checkpoint import CheckpointError
+    from .drafter import check_drafter
+
+    if model is None:
+        yield Finding("drafter", draft, FAIL, "give --model too: a drafter fits one target")
+        return
+    try:
+        report = check_drafter(draft, model)
+    except CheckpointError as error:
+        yield Finding("drafter", draft, FAIL, str(error))
+        return
+    for name, value in asdict(report).items():
+        if name == "tensors" and value is None:
+            yield Finding("drafter", name, NOTE, "not checked: no safetensors file at hand")
+        else:
+            yield Finding("drafter", name, OK, str(value))

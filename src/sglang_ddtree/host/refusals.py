@@ -1,0 +1,159 @@
+"""Refuses at startup what this version does not serve, each by its flag, with the reason and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..config import ALGORITHM, DDTreeConfig
+from .backend import resolve_attention_backend
+from .checkpoint import option, read_config
+from .flags import ddtree_config
+from .refusal_rows import OPTION_ROWS, TARGET_ROWS
+
+if TYPE_CHECKING:
+    from ..step.plan import StepPlan
+
+__all__ = ["check_in_worker", "check_server_args", "refusal_table", "resolve_attention_backend"]
+
+
+def check_server_args(server_args: Any) -> None:
+    """Check the options and the target's config, before any model is loaded.
+
+    `server_args` is a `ServerArgs` record, a view of one, or SGLang's recording stand-in. Raises
+    `ValueError` that lists everything refused.
+    """
+    cfg = _view(server_args)
+    problems = [*_device_problems(cfg), *_option_problems(cfg), *_width_problems(cfg)]
+    if not cfg.speculative_draft_model_path:
+        problems.append(
+            "--speculative-draft-model-path is missing: set it to a DFlash drafter of this target"
+        )
+    if not problems:
+        from sglang.srt.arg_groups.overrides import model_config_of
+
+        problems += _target_problems(model_config_of(server_args))
+    _raise(problems)
+
+
+def check_in_worker(server_args: Any, model_config: Any, sliding_window_size: int | None = None) -> None:
+    """Check again in the process that decodes: argument handling ran in another one.
+
+    `sliding_window_size` is the loaded model's, which some checkpoints do not state in their config.
+    Raises `ValueError` that lists everything refused.
+    """
+    problems = [*_option_problems(_view(server_args)), *_target_problems(model_config)]
+    if sliding_window_size is not None and sliding_window_size >= 0:
+        problems.append(f"sliding-window target: the loaded model has a window of {sliding_window_size}")
+    _raise(problems)
+
+
+def refusal_table() -> list[dict[str, str]]:
+    """One row per refusal with the keys `option`, `allowed`, `why`, for the README and `doctor`."""
+    rows = [
+        {"option": f"`{name}`", "allowed": allowed, "why": "the tree decides it"}
+        for name, allowed in _WIDTHS.items()
+    ]
+    rows += [{"option": f"`{row.name}`", "allowed": row.allowed, "why": row.why} for row in OPTION_ROWS]
+    rows += [{"option": row.name, "allowed": "no", "why": row.why} for row in TARGET_ROWS]
+    return rows
+
+
+_WIDTHS = {
+    "--speculative-num-draft-tokens": "unset, or what the budget makes it",
+    "--speculative-dflash-block-size": "unset, or the drafter's block_size",
+    "--speculative-num-steps": "unset, or the tree's depth",
+    "--speculative-eagle-topk": "unset, or --speculative-ddtree-topk-cap",
+}
+
+
+def _view(server_args: Any) -> Any:
+    from sglang.srt.arg_groups.arg_utils import is_record
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    return resolving_view(server_args) if is_record(server_args) else server_args
+
+
+def _device_problems(cfg: Any) -> Iterator[str]:
+    from sglang.srt.platforms import current_platform
+
+    device = str(cfg.device)
+    if current_platform.is_out_of_tree():
+        if not current_platform.supports_speculative_algorithm(ALGORITHM):
+            platform = type(current_platform).__name__
+            yield f"--device {device}: the platform {platform} does not know {ALGORITHM}"
+    elif not device.startswith("cuda") or _is_rocm():
+        found = "ROCm" if _is_rocm() else device
+        yield (
+            f"--device {found}: this version runs on NVIDIA GPUs, and on a CPU when the environment has "
+            "SGLANG_PLATFORM=ddtree_cpu"
+        )
+
+
+def _is_rocm() -> bool:
+    import torch
+
+    return torch.version.hip is not None
+
+
+def _option_problems(cfg: Any) -> Iterator[str]:
+    for row in OPTION_ROWS:
+        value = getattr(cfg, row.field)
+        if row.refused(value):
+            shown = row.name if value is True else f"{row.name} {value}"
+            yield f"{shown}: {row.why}. {row.fix}"
+
+
+def _width_problems(cfg: Any) -> Iterator[str]:
+    """Numbers that the tree decides: what the user gave must be what DDTREE would take anyway."""
+    given = _as_given(cfg)
+    asked = {name: given(name.removeprefix("--").replace("-", "_")) for name in _WIDTHS}
+    if all(value is None for value in asked.values()) or not cfg.speculative_draft_model_path:
+        return
+    config = ddtree_config(cfg)
+    plan = _plan(cfg, config)
+    if plan is None:
+        return  # the drafter's own check says what is wrong with it
+    widths = (plan.verify_width, plan.block_size, plan.max_depth, config.topk_cap)
+    for (name, value), taken in zip(asked.items(), widths, strict=True):
+        if value is not None and value != taken:
+            yield (
+                f"{name} {value}: DDTREE takes {taken}, which follows from --speculative-ddtree-budget "
+                f"{config.budget}, --speculative-ddtree-topk-cap {config.topk_cap} and the drafter's "
+                f"block_size {plan.block_size}. Leave it out"
+            )
+
+
+def _plan(cfg: Any, config: DDTreeConfig) -> StepPlan | None:
+    from ..step.plan import StepPlan
+
+    try:
+        draft = read_config(cfg.speculative_draft_model_path, cfg.speculative_draft_model_revision)
+        return StepPlan.resolve(
+            block_size=option(draft, "block_size"),
+            budget=config.budget,
+            topk_cap=config.topk_cap,
+            vocab_size=draft["vocab_size"],
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _as_given(cfg: Any) -> Any:
+    # Resolution writes these fields itself; the snapshot it took first holds what the user gave.
+    raw = getattr(cfg, "_raw_input", None)
+    return raw.get if raw is not None else lambda field: getattr(cfg, field)
+
+
+def _target_problems(model_config: Any) -> Iterator[str]:
+    architectures = getattr(model_config.hf_config, "architectures", None)
+    for row in TARGET_ROWS:
+        if row.refused(model_config):
+            yield f"{row.name} {architectures}: {row.why}. {row.fix}"
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ValueError(
+            "DDTREE cannot start: " + "; ".join(problem.rstrip(".") for problem in problems) + "."
+        )

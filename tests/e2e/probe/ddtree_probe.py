@@ -1,0 +1,152 @@
+"""A test-only SGLang plugin: looks into DDTREE's step and, on demand, scripts the draft.
+
+It is found by putting this folder on PYTHONPATH. Environment variables steer it, since the step runs in a process
+of SGLang's own:
+
+DDTREE_PROBE_TRACE    a file; one JSON line per decode step and request: rid, prefix, accept_len, path, positions,
+                      the tree as tokens and parents, and the modes that the scheduler really runs in.
+DDTREE_PROBE_SCRIPT   a JSON file {"texts": {rid: [tokens]}, "accept": [lengths], "ranks": [r], "nodes": n}: request
+                      number i drafts its own known text for accept[i] - 1 depths, at rank ranks[depth] among the
+                      siblings, and wrong tokens elsewhere. With "nodes", the tree is cut to n real nodes.
+DDTREE_PROBE_SYNC     n: after n decode steps on CUDA, every host round trip inside a step raises.
+DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+TRACE = os.environ.get("DDTREE_PROBE_TRACE")
+SCRIPT = os.environ.get("DDTREE_PROBE_SCRIPT")
+SYNC = int(os.environ.get("DDTREE_PROBE_SYNC", "0"))
+ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
+
+
+def load() -> None:
+    if not (TRACE or SCRIPT or ARGMAX or SYNC):
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if SCRIPT:
+        HookRegistry.register("sglang_ddtree.step.draft.draft", scripted_candidates, HookType.AFTER)
+        HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._build_tree", cut_tree, HookType.AFTER)
+    if ARGMAX:
+        HookRegistry.register("sglang_ddtree.step.accept.target_choice", argmax_choice, HookType.REPLACE)
+    if SYNC:
+        HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._decode", forbid_syncs, HookType.AROUND)
+    if TRACE:
+        HookRegistry.register("sglang_ddtree.step.verify.verify", remember_batch, HookType.BEFORE)
+        HookRegistry.register("sglang_ddtree.step.accept.accept", trace_step, HookType.AFTER)
+    # The step's modules bind each other's functions when imported; SGLang rebinds what is loaded by now.
+    import sglang_ddtree.step.worker  # noqa: F401
+
+
+_batch: dict[str, Any] = {}
+
+
+def remember_batch(worker: Any, batch: Any, tree: Any, topology: Any, window: Any, host: Any) -> None:
+    _batch.update(
+        rids=[req.rid for req in batch.reqs],
+        prefix=window.prefix_lens.tolist(),
+        modes={
+            "overlap": bool(batch.enable_overlap),
+            "page_size": batch.token_to_kv_pool_allocator.page_size,
+            "radix": "Radix" in type(batch.tree_cache).__name__ and not getattr(batch.tree_cache, "disable", False),
+            "row": worker.model_runner.req_to_token_pool.req_to_token.shape[1],
+        },
+    )
+
+
+_steps = [0]
+
+
+def forbid_syncs(original: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    _steps[0] += 1
+    if _steps[0] <= SYNC:  # kernels compile in the first ones
+        return original(*args, **kwargs)
+    if _steps[0] == SYNC + 1:
+        print("ddtree_probe: host round trips inside a decode step raise from now on", flush=True)
+    if _steps[0] % 100 == 0:
+        print(f"ddtree_probe: {_steps[0] - SYNC} steps without a host round trip", flush=True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return original(*args, **kwargs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def argmax_choice(positions: Any, logits: Any, sampling_info: Any) -> Any:
+    return logits.argmax(dim=-1)
+
+
+def trace_step(result: Any, tree: Any, topology: Any, logits: Any, sampling_info: Any) -> None:
+    with open(str(TRACE), "a") as out:
+        for row, rid in enumerate(_batch["rids"]):
+            accepted = int(result.accept_lens[row])
+            count = int(tree.node_count[row])
+            record = {
+                "rid": rid,
+                "prefix": _batch["prefix"][row],
+                "batch": len(_batch["rids"]),
+                "accept_len": accepted,
+                "path": result.accept_index[row, :accepted].tolist(),
+                "tokens": tree.tokens[row, :count].tolist(),
+                "parents": tree.parents[row, :count].tolist(),
+                "positions": topology.positions[row, :count].tolist(),
+                "width": tree.width,
+                **_batch["modes"],
+            }
+            print(json.dumps(record), file=out)
+
+
+_script: dict[str, Any] = {}
+
+
+def script() -> dict[str, Any]:
+    if not _script:
+        with open(str(SCRIPT)) as source:
+            _script.update(json.load(source))
+    return _script
+
+
+def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window: Any, host: Any) -> Any:
+    """Replace the candidates so that request i accepts exactly accept[i] tokens while its text lasts."""
+    import torch
+    from sglang_ddtree.tree.candidates import DraftCandidates
+
+    plan = script()
+    requests, (_, depths, topk) = list(plan["texts"]), result.token_ids.shape
+    ids = torch.empty(len(batch.reqs), depths, topk, dtype=torch.int64)
+    # A step in rank costs far more than a step in depth: the tree holds every path with one later sibling in it.
+    falling = -1.0 * torch.arange(topk) - 0.05
+    logprobs = (falling + torch.arange(depths)[:, None] * 1e-3).repeat(len(batch.reqs), 1, 1)
+    for row, req in enumerate(batch.reqs):
+        text = plan["texts"].get(req.rid, [])
+        ids[row] = torch.tensor([token for token in range(100, 500) if token not in text][:topk])
+        if req.rid not in plan["texts"]:
+            continue
+        length = plan["accept"][requests.index(req.rid) % len(plan["accept"])]
+        done = int(window.prefix_lens[row]) - len(req.origin_input_ids) + 1
+        for depth, token in enumerate(text[done : done + length - 1][:depths]):
+            rank = min(plan["ranks"][depth % len(plan["ranks"])], topk - 1)
+            ids[row, depth, rank] = token
+    device = result.token_ids.device
+    return DraftCandidates(ids.to(device), logprobs.float().to(device))
+
+
+def cut_tree(result: Any, worker: Any, candidates: Any, bonus_tokens: Any) -> Any:
+    """Keep the first n real nodes and mark the rest of the width unused."""
+    import dataclasses
+
+    nodes = script().get("nodes")
+    if nodes is None:
+        return None
+    tokens, parents, depths = result.tokens.clone(), result.parents.clone(), result.depths.clone()
+    for tensor, unused in ((tokens, 0), (parents, -1), (depths, 0)):
+        tensor[:, nodes + 1 :] = unused
+    count = result.node_count.clamp(max=nodes + 1)
+    return dataclasses.replace(result, tokens=tokens, parents=parents, depths=depths, node_count=count)

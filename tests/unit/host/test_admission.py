@@ -1,0 +1,131 @@
+"""Every row of the request refusals, on a stand-in for SGLang's request."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_ddtree.host import admission
+
+pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the scheduler process has published: a DDTREE server without deterministic inference."""
+    import sglang.srt.runtime_context as context
+
+    state = SimpleNamespace(algorithm="DDTREE", deterministic=False)
+    deterministic = lambda: SimpleNamespace(enable_deterministic_inference=state.deterministic)  # noqa: E731
+    monkeypatch.setattr(context, "get_spec", lambda: SimpleNamespace(speculative_algorithm=state.algorithm))
+    monkeypatch.setattr(context, "get_exec", lambda: SimpleNamespace(deterministic=deterministic()))
+    return state
+
+
+def request(sampling: dict[str, Any] | None = None, **fields: Any) -> Any:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    neutral = {
+        row.attribute: None
+        for row in admission.FIELD_ROWS
+        if not row.attribute.startswith("sampling_params.")
+    }
+    switches = {name: False for name in neutral if name.startswith("return_")}
+    params = SamplingParams(**(sampling or {}))
+    return SimpleNamespace(**(neutral | switches | fields), sampling_params=params)
+
+
+REFUSED_SAMPLING = {
+    "json_schema": "{}",
+    "regex": "a+",
+    "ebnf": 'root ::= "a"',
+    "structural_tag": "{}",
+    "frequency_penalty": 0.5,
+    "presence_penalty": -0.5,
+    "repetition_penalty": 1.5,
+    "min_new_tokens": 8,
+    "logit_bias": {"5": 1.0},
+    "sampling_seed": 0,
+    "beam_width": 2,
+    "watermark": {"enabled": True},
+}
+REFUSED_FIELDS = {
+    "return_logprob": True,
+    "custom_logit_processor": "processor",
+    "lora_id": "adapter",
+    "session": object(),
+    "input_embeds": [[0.0]],
+    "positional_embed_overrides": object(),
+    "token_type_ids": [0],
+    "multimodal_inputs": object(),
+    "return_hidden_states": "last",
+    "return_sampling_mask": True,
+    "return_routed_experts": True,
+    "return_indexer_topk": True,
+}
+
+
+def test_the_cases_cover_every_row() -> None:
+    cases = {f"sampling_params.{field}" for field in REFUSED_SAMPLING} | set(REFUSED_FIELDS)
+    assert cases == {row.attribute for row in admission.FIELD_ROWS}
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED_SAMPLING.items())
+def test_refused_sampling_parameter_is_named(field: str, value: Any) -> None:
+    message = admission.refusal(request({field: value}))
+    assert message is not None
+    assert message.startswith(f"DDTREE does not support {field}")
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED_FIELDS.items())
+def test_refused_request_field_is_named(field: str, value: Any) -> None:
+    row = next(row for row in admission.FIELD_ROWS if row.attribute == field)
+    message = admission.refusal(request(**{field: value}))
+    assert message is not None
+    assert message.startswith(f"DDTREE does not support {row.field}: {row.why}")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05},
+        {"n": 3, "stop": ["x"], "stop_regex": "y", "stop_token_ids": [3], "ignore_eos": True},
+        {"no_stop_trim": True, "skip_special_tokens": False, "custom_params": {"a": 1}},
+        {"json_schema": "", "logit_bias": {}, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        {"watermark": {"enabled": False}},
+    ],
+)
+def test_what_is_served_passes(sampling: dict[str, Any]) -> None:
+    assert admission.refusal(request(sampling)) is None
+
+
+def test_all_refused_fields_are_named_at_once() -> None:
+    message = admission.refusal(request({"min_new_tokens": 1, "logit_bias": {"1": 1.0}}, return_logprob=True))
+    assert message is not None
+    assert all(field in message for field in ("min_new_tokens", "logit_bias", "return_logprob"))
+
+
+def test_seed_is_served_in_deterministic_inference(process: SimpleNamespace) -> None:
+    process.deterministic = True
+    assert admission.refusal(request({"sampling_seed": 7})) is None
+
+
+def test_seed_refusal_names_the_way_out() -> None:
+    assert "--enable-deterministic-inference" in str(admission.refusal(request({"sampling_seed": 7})))
+
+
+def test_hook_speaks_for_ddtree_only(process: SimpleNamespace) -> None:
+    refused = request({"min_new_tokens": 8})
+    assert "min_new_tokens" in str(admission._validate(None, refused, True))
+    assert admission._validate("theirs", request(), True) == "theirs"
+    process.algorithm = "DFLASH"
+    assert admission._validate(None, refused, True) is None
+
+
+def test_table_lists_every_row() -> None:
+    table = admission.request_refusal_table()
+    assert len(table) == len(admission.FIELD_ROWS)
+    assert all(set(row) == {"field", "why", "fix"} and all(row.values()) for row in table)

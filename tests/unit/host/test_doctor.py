@@ -1,0 +1,90 @@
+"""The doctor finds what keeps DDTREE from starting, and says so with its exit code."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as real_version
+from pathlib import Path
+
+import pytest
+
+from e2e.checkpoints import make_drafter, make_target
+from sglang_ddtree import cli
+from sglang_ddtree.config import OPTIONS
+from sglang_ddtree.host import contract, doctor, hooks
+
+
+def test_machine_of_the_tests_can_start(
+    sglang_with_plugins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = make_target(tmp_path / "target", vocabulary=64)
+    drafter = make_drafter(tmp_path / "drafter", vocabulary=64)
+    assert cli.main(["doctor", "--draft", str(drafter), "--model", str(target)]) == 0
+    text = capsys.readouterr().out
+    assert text.endswith("DDTREE can start.\n")
+    assert "FAIL" not in text
+    for section in ("versions", "contract", "plugin", "hooks", "device", "CPU shims", "options", "drafter"):
+        assert f"\n{section}\n" in f"\n{text}"
+    for option in OPTIONS:
+        assert option.flag in text
+    for hook in hooks.declared():
+        assert hook.reason in text
+
+
+def test_json_says_the_same(sglang_with_plugins: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["would_start"] is True
+    assert {"section", "name", "status", "detail"} == set(report["findings"][0])
+
+
+def test_drafter_of_another_target_fails(
+    sglang_with_plugins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = make_target(tmp_path / "target", vocabulary=64)
+    drafter = make_drafter(tmp_path / "drafter", vocabulary=128)
+    assert cli.main(["doctor", "--draft", str(drafter), "--model", str(target)]) == 1
+    assert "its vocabulary size is 128, the target's is 64" in capsys.readouterr().out
+
+
+def test_drafter_without_target_fails(sglang_with_plugins: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--draft", "some/drafter"]) == 1
+    assert "give --model too" in capsys.readouterr().out
+
+
+def test_absent_sglang_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def version(package: str) -> str:
+        if package == "sglang":
+            raise PackageNotFoundError(package)
+        return real_version(package)
+
+    monkeypatch.setattr(contract, "installed_root", lambda: None)
+    monkeypatch.setattr(doctor, "version", version)
+    assert cli.main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "not installed" in text
+    assert "pip install sglang==0.5.23" in text
+    assert "DDTREE would not start" in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "advice"),
+    [
+        ("SGLANG_PLUGINS", "other", "add ddtree"),
+        ("SGLANG_PLATFORM", "other", "SGLang skips this package"),
+    ],
+)
+def test_environment_that_leaves_the_plugin_out_is_said(
+    variable: str, value: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    (finding,) = [finding for finding in doctor._plugin() if finding.name == variable]
+    assert finding.status == doctor.FAIL
+    assert advice in finding.detail
+
+
+def test_unapplied_hook_fails(sglang_with_plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "unapplied", lambda: list(hooks.declared()[:1]))
+    failed = [finding.name for finding in doctor._hooks() if finding.status == doctor.FAIL]
+    assert failed == ["after server_args.ServerArgs.add_cli_args"]

@@ -1,0 +1,78 @@
+"""The Triton kernels compile to machine code for Hopper; needs no GPU, since Triton ships the assembler."""
+
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from sglang_ddtree.tree.accept_triton import _accept_kernel  # noqa: E402
+from sglang_ddtree.tree.build_triton import _build_kernel  # noqa: E402
+from sglang_ddtree.tree.candidates_triton import _logsumexp_kernel  # noqa: E402
+from sglang_ddtree.tree.mask_triton import _mask_kernel  # noqa: E402
+from sglang_ddtree.tree.topology_triton import _topology_kernel  # noqa: E402
+
+INTEGERS = {
+    "depths",
+    "topk",
+    "nodes",
+    "width",
+    "max_depth",
+    "path_len",
+    "out_cells",
+    "vocab",
+    "batch_stride",
+    "depth_stride",
+}
+FLOATS = {"logprobs_ptr", "out_ptr"}
+BYTES = {"mask_ptr", "tree_mask_ptr"}
+INT32 = {"node_count_ptr", "prefix_lens_ptr", "accept_index_ptr", "accept_lens_ptr"}
+
+CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
+    (_build_kernel, {"LANES": 1}, 1, {}),
+    (_build_kernel, {"LANES": 64}, 1, {}),
+    (_build_kernel, {"LANES": 256}, 1, {}),
+    (_build_kernel, {"LANES": 1024}, 4, {}),
+    (_topology_kernel, {"ROWS": 16, "COLUMNS": 2}, 4, {}),
+    (_topology_kernel, {"ROWS": 16, "COLUMNS": 128}, 4, {}),
+    (_topology_kernel, {"ROWS": 2, "COLUMNS": 2048}, 4, {"prefix_lens_ptr": "*i64"}),
+    (_accept_kernel, {"COLUMNS": 2}, 1, {}),
+    (_accept_kernel, {"COLUMNS": 128}, 1, {}),
+    (_accept_kernel, {"COLUMNS": 2048}, 4, {}),
+    (_mask_kernel, {"COLUMNS": 128, "REQUESTS": 1, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
+    (_mask_kernel, {"COLUMNS": 2, "REQUESTS": 64, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
+    (_logsumexp_kernel, {"BLOCK": 8192}, 16, {"logits_ptr": "*bf16"}),
+    (_logsumexp_kernel, {"BLOCK": 1}, 16, {"logits_ptr": "*fp32"}),
+]
+
+
+def _type_of(name: str) -> str:
+    if name in INTEGERS:
+        return "i32"
+    if name in FLOATS:
+        return "*fp32"
+    if name in BYTES:
+        return "*u8"
+    return "*i32" if name in INT32 else "*i64"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants", "warps", "types"), CASES, ids=lambda value: getattr(value, "__name__", None)
+)
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_kernel_compiles_for_hopper(
+    kernel: Any, constants: dict[str, int], warps: int, types: dict[str, str]
+) -> None:
+    if not isinstance(kernel, triton.JITFunction):
+        pytest.skip("Triton's interpreter is on")
+    names = kernel.arg_names
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, _type_of(name)) for name in names
+    }
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    assert len(compiled.asm["cubin"]) > 0
+    assert ".target sm_90" in compiled.asm["ptx"]
