@@ -99,7 +99,8 @@ def measure(engine: Any, prompts: list[list[int]]) -> dict[str, Any]:
             rates.append(sum(a["meta_info"]["completion_tokens"] for group in done for a in group) / seconds)
         found["tokens_per_s"][str(batch)] = [round(rate, 1) for rate in sorted(rates)]
     sampled = engine.generate(
-        input_ids=prompts, sampling_params={"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "stop_token_ids": [STOP]}
+        input_ids=prompts,
+        sampling_params={"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "stop_token_ids": [STOP]},
     )
     meta = [answer["meta_info"] for answer in sampled]
     if "spec_verify_ct" in meta[0]:
@@ -159,7 +160,9 @@ def compare(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)

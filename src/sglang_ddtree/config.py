@@ -87,11 +87,6 @@ class DDTreeConfig:
         for option in OPTIONS:
             option.check(getattr(self, option.field))
 
-    @property
-    def verify_width(self) -> int:
-        """Tokens per request of one target forward: the nodes and the root."""
-        return self.budget + 1
-
     def as_server_info(self) -> dict[str, int | bool]:
         """The options under the names that `/server_info` shows."""
         values = asdict(self)

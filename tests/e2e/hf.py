@@ -31,6 +31,15 @@ class GreedyOracle:
         return tokens
 
     @torch.inference_mode()
+    def chooses(self, prompt: Sequence[int], text: Sequence[int]) -> bool:
+        """Whether `text` is the greedy continuation of `prompt`, by one forward over both.
+
+        Each token is the argmax after all before it, which by induction is what `generate` would give.
+        """
+        logits = self.model(torch.tensor([[*prompt, *text]])).logits[0]
+        return logits[len(prompt) - 1 : -1].argmax(-1).tolist() == list(text)
+
+    @torch.inference_mode()
     def next_token_probabilities(self, prompt: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
         """Softmax over the vocabulary behind `prompt`, float32 ``[vocabulary]``."""
         logits = self.model(torch.tensor([list(prompt)])).logits[0, -1]

@@ -118,17 +118,11 @@ def accept_len(paths: list[Node], text: list[int]) -> int:
 
 @torch.inference_mode()
 def greedy_steps(
-    target: torch.nn.Module,
-    drafter: Drafter,
-    prompt: list[int],
-    text: list[int],
-    *,
-    budget: int,
-    cap: int,
-    tokens: int,
+    target: torch.nn.Module, drafter: Drafter, prompt: list[int], text: list[int], *, budget: int, cap: int
 ) -> list[Step]:
-    """The decode steps until `tokens` tokens are out. `text` is the target's greedy continuation, and must reach
-    a block past `tokens` so that every walk can end by itself.
+    """The decode steps along `text`, the target's greedy continuation.
+
+    The last ones are left out: a walk that reaches the end of the known text might have gone on.
     """
     sequence = prompt + text
     states = target(torch.tensor([sequence]), output_hidden_states=True).hidden_states
@@ -136,11 +130,13 @@ def greedy_steps(
     embedding = target.get_input_embeddings().weight
     head = target.get_output_embeddings().weight
     done, steps = 1, []  # the first token comes from prefill
-    while done < tokens:
+    while True:
         anchor = len(prompt) + done - 1
+        known = sequence[anchor + 1 :]
         logprobs = drafter.distributions(hidden, sequence[anchor], anchor, embedding, head)
         paths, scores = best_first_paths(logprobs, budget, cap)
-        committed = accept_len(paths, sequence[anchor + 1 :])
+        committed = accept_len(paths, known)
+        if committed > len(known):
+            return steps
         steps.append(Step(paths, scores, committed))
         done += committed
-    return steps

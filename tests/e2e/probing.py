@@ -11,7 +11,11 @@ PROBE = Path(__file__).parent / "probe"
 
 
 def environment(
-    *, trace: Path | None = None, script: dict[str, Any] | None = None, folder: Path | None = None, argmax: bool = False
+    *,
+    trace: Path | None = None,
+    script: dict[str, Any] | None = None,
+    folder: Path | None = None,
+    argmax: bool = False,
 ) -> dict[str, str]:
     """Variables that switch the probe on in a server's processes."""
     variables = {"PYTHONPATH": str(PROBE)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
@@ -51,7 +52,9 @@ def texts(oracle: GreedyOracle, prompts: dict[str, list[int]]) -> dict[str, list
     return {rid: oracle.generate(prompt, NEW_TOKENS + BLOCK) for rid, prompt in prompts.items()}
 
 
-@pytest.mark.parametrize("ranks", [[1] + [0] * 14, [0, 0, 2] + [0] * 12], ids=["second child", "third at depth 3"])
+@pytest.mark.parametrize(
+    "ranks", [[1] + [0] * 14, [0, 0, 2] + [0] * 12], ids=["second child", "third at depth 3"]
+)
 def test_accepted_path_need_not_be_a_prefix_of_the_node_order(
     launch: Launch,
     tiny_target: Path,
@@ -72,7 +75,9 @@ def test_accepted_path_need_not_be_a_prefix_of_the_node_order(
         done = steps[0]["prefix"]
         for step in steps:
             assert step["prefix"] == done
-            assert [step["positions"][node] - done for node in step["path"]] == list(range(step["accept_len"]))
+            assert [step["positions"][node] - done for node in step["path"]] == list(
+                range(step["accept_len"])
+            )
             done += step["accept_len"]
 
 
@@ -126,7 +131,9 @@ def test_generation_may_end_in_the_middle_of_an_accepted_path(
             stops[rid] = inside[0]
     with serve(launch, tiny_target, tiny_drafter, tmp_path, texts, accept=[16]) as server:
         for count in (1, 2, 19, 23):
-            short = server.generate([payload(rid, prompt, max_new_tokens=count) for rid, prompt in prompts.items()])
+            short = server.generate(
+                [payload(rid, prompt, max_new_tokens=count) for rid, prompt in prompts.items()]
+            )
             assert [answer["output_ids"] for answer in short] == [texts[rid][:count] for rid in prompts]
             assert {answer["meta_info"]["finish_reason"]["type"] for answer in short} == {"length"}
         for rid in prompts:

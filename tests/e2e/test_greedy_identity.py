@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
 from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle

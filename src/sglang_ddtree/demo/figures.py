@@ -24,10 +24,7 @@ class Figures:
 
 
 def figures(answers: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]]) -> Figures:
-    """The figures of one server's ``/generate`` answers, compared with the plain server's to the same prompts.
-
-    An answer needs `output_ids` and `meta_info`.
-    """
+    """The figures of one server's ``/generate`` answers, compared with the plain server's to the same."""
     tokens = sum(len(answer["output_ids"]) for answer in answers)
     forwards = sum(target_forwards(answer) for answer in answers)
     identical = [answer["output_ids"] for answer in answers] == [answer["output_ids"] for answer in plain]

@@ -26,8 +26,8 @@ from sglang_ddtree.demo.server import ServerFailed, ServerProcess, cpu_environme
 
 PROMPTS = (
     "I just moved to a new city and don't know anyone. How can I make friends?",
-    "Write a Python function that returns the n-th Fibonacci number.",
-    "A baker makes 24 muffins in each batch. She bakes 3 batches and sells 50 muffins. How many are left?",
+    "Write a Python function that reverses a string.",
+    "There are 12 pencils in a box. How many pencils are in 6 boxes?",
 )
 NEW_TOKENS = 128
 START_TIMEOUT = 600  # seconds

@@ -8,7 +8,7 @@ from ..config import ALGORITHM
 from ..cpu.platform import PLATFORM_NAME
 from .hooks import declare
 
-CUDA_BACKENDS = ("triton", "flashinfer")
+CUDA_BACKENDS = ("triton",)
 CPU_BACKEND = PLATFORM_NAME  # the platform has one backend, named as it
 
 
@@ -44,9 +44,6 @@ def _allowed(server_args: Any) -> tuple[str, ...]:
 
     if current_platform.is_out_of_tree():
         return (CPU_BACKEND,)
-    memo = getattr(server_args, "_model_config", None)
-    if memo is not None and memo.attention_arch.name == "MLA":
-        return ("triton",)  # flashinfer's MLA verify takes no tree
     return CUDA_BACKENDS
 
 

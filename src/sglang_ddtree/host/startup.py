@@ -29,12 +29,13 @@ def resolve(server_args: ServerArgs) -> None:
         ValueError: something is not supported; the message names flag, value and what to do.
     """
     from ..step.plan import StepPlan
-    from . import refusals
-    from .drafter import check_drafter
+    from . import hooks, refusals
+    from .drafter import check_drafter_of
 
+    hooks.verify_applied()
     refusals.check_server_args(server_args)
     config = ddtree_config(server_args)
-    report = check_drafter(server_args.speculative_draft_model_path, server_args.model_path)
+    report = check_drafter_of(server_args)
     plan = StepPlan.resolve(
         block_size=report.block_size,
         budget=config.budget,
@@ -53,9 +54,17 @@ def resolve(server_args: ServerArgs) -> None:
 
 
 def worker_plan(server_args: ServerArgs, model_runner: ModelRunner) -> StepPlan:
-    """The plan again, from this process's own state; a difference to the published widths is a fault."""
-    from ..step.plan import StepPlan
+    """The plan again, in the process that decodes: argument handling ran in another one.
 
+    Raises:
+        ValueError: something is not supported after all.
+        RuntimeError: a hook is not in effect, or the published widths are not the plan's.
+    """
+    from ..step.plan import StepPlan
+    from . import hooks, refusals
+
+    hooks.verify_applied()
+    refusals.check_in_worker(server_args, model_runner.model_config, model_runner.sliding_window_size)
     config = ddtree_config(server_args)
     spec = get_spec()
     plan = StepPlan.resolve(
@@ -66,8 +75,9 @@ def worker_plan(server_args: ServerArgs, model_runner: ModelRunner) -> StepPlan:
     )
     if plan.verify_width != spec.speculative_num_draft_tokens:
         raise RuntimeError(
-            f"DDTREE verify width is {plan.verify_width} in this process (budget {plan.budget}, block "
-            f"{plan.block_size}) but speculative_num_draft_tokens was published as {spec.speculative_num_draft_tokens}"
+            f"DDTREE's verify width is {plan.verify_width} in this process (budget {plan.budget}, block_size "
+            f"{plan.block_size}), but speculative_num_draft_tokens was published as "
+            f"{spec.speculative_num_draft_tokens}"
         )
     return plan
 
@@ -83,8 +93,8 @@ def dense_lm_head(lm_head: Any) -> Any:
         found = "no lm_head" if lm_head is None else f"lm_head {type(lm_head).__name__}"
         kind = getattr(weight, "dtype", "no weight")
         raise ValueError(
-            f"DDTREE borrows the target's lm_head and needs it as a dense floating-point weight; the target has "
-            f"{found} with {kind}. Use a checkpoint whose lm_head is not quantised."
+            "DDTREE borrows the target's lm_head and needs it as a dense floating-point weight; the target "
+            f"has {found} with {kind}. Use a checkpoint whose lm_head is not quantised."
         )
     return lm_head
 

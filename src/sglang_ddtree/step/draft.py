@@ -56,7 +56,11 @@ class CapturedHead:
 
 
 def draft(
-    worker: DDTreeWorker, batch: ScheduleBatch, bonus_tokens: torch.Tensor, window: StepWindow, host: HostLengths
+    worker: DDTreeWorker,
+    batch: ScheduleBatch,
+    bonus_tokens: torch.Tensor,
+    window: StepWindow,
+    host: HostLengths,
 ) -> DraftCandidates:
     """Run the draft model over one block per request."""
     forward_batch = _draft_forward_batch(worker, batch, bonus_tokens, window, host)
@@ -68,7 +72,11 @@ def draft(
 
 
 def _draft_forward_batch(
-    worker: DDTreeWorker, batch: ScheduleBatch, bonus_tokens: torch.Tensor, window: StepWindow, host: HostLengths
+    worker: DDTreeWorker,
+    batch: ScheduleBatch,
+    bonus_tokens: torch.Tensor,
+    window: StepWindow,
+    host: HostLengths,
 ) -> ForwardBatch:
     block_size = worker.plan.block_size
     batch_size = window.slots.shape[0]

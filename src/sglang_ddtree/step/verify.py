@@ -58,7 +58,9 @@ def verify(
     batch.seq_lens_cpu, batch.seq_lens_sum = committed
     if not runs_graph:
         verify_input.custom_mask = mask
-    return worker.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
+    return worker.target_worker.forward_batch_generation(
+        batch=None, forward_batch=forward_batch, is_verify=True
+    )
 
 
 def _flat_mask(
@@ -74,8 +76,10 @@ def _flat_mask(
     shared = backend.verify_mask
     captured = shared is not None and shared.fits(batch_size)
     if captured:
+        # Sized for the captured batch at full context: nothing to check against the batch at hand.
         mask = shared.buffer
     else:
+        # `host.total` bounds the sum of prefix + width, which is all that the cells depend on.
         mask = torch.empty(width * host.total, dtype=torch.bool, device=window.prefix_lens.device)
     write_tree_mask(mask, topology.ancestor_mask, window.prefix_lens)
     return mask, captured

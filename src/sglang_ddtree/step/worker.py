@@ -144,7 +144,9 @@ class DDTreeWorker(DFlashWorkerV2):
     ) -> GenerationBatchResult:
         draft_input = batch.spec_info
         if not isinstance(draft_input, DFlashDraftInputV2):
-            raise RuntimeError(f"DDTREE expected DFlashDraftInputV2 on the batch, got {type(draft_input).__name__}")
+            raise RuntimeError(
+                f"DDTREE expected DFlashDraftInputV2 on the batch, got {type(draft_input).__name__}"
+            )
         if batch.seq_lens.is_cuda:
             # Published by the previous iteration, maybe on another stream.
             batch.seq_lens.record_stream(torch.cuda.current_stream())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 TRACE = os.environ.get("DDTREE_PROBE_TRACE")
@@ -53,7 +54,8 @@ def remember_batch(worker: Any, batch: Any, tree: Any, topology: Any, window: An
         modes={
             "overlap": bool(batch.enable_overlap),
             "page_size": batch.token_to_kv_pool_allocator.page_size,
-            "radix": "Radix" in type(batch.tree_cache).__name__ and not getattr(batch.tree_cache, "disable", False),
+            "radix": "Radix" in type(batch.tree_cache).__name__
+            and not getattr(batch.tree_cache, "disable", False),
             "row": worker.model_runner.req_to_token_pool.req_to_token.shape[1],
         },
     )
@@ -84,7 +86,7 @@ def argmax_choice(positions: Any, logits: Any, sampling_info: Any) -> Any:
 
 
 def trace_step(result: Any, tree: Any, topology: Any, logits: Any, sampling_info: Any) -> None:
-    with open(str(TRACE), "a") as out:
+    with Path(str(TRACE)).open("a") as out:
         for row, rid in enumerate(_batch["rids"]):
             accepted = int(result.accept_lens[row])
             count = int(tree.node_count[row])
@@ -108,14 +110,14 @@ _script: dict[str, Any] = {}
 
 def script() -> dict[str, Any]:
     if not _script:
-        with open(str(SCRIPT)) as source:
-            _script.update(json.load(source))
+        _script.update(json.loads(Path(str(SCRIPT)).read_text()))
     return _script
 
 
 def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window: Any, host: Any) -> Any:
     """Replace the candidates so that request i accepts exactly accept[i] tokens while its text lasts."""
     import torch
+
     from sglang_ddtree.tree.candidates import DraftCandidates
 
     plan = script()

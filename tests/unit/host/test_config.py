@@ -14,10 +14,6 @@ def test_defaults_are_those_of_the_options() -> None:
     }
 
 
-def test_verify_width_counts_the_root() -> None:
-    assert DDTreeConfig(budget=1).verify_width == 2
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("budget", 1), ("budget", 1024), ("topk_cap", 1), ("topk_cap", 64)]
 )

@@ -160,7 +160,7 @@ def test_table_lists_every_row() -> None:
     ("backends", "chosen"),
     [
         ({"attention_backend": "triton"}, "triton"),
-        ({"attention_backend": "flashinfer"}, "flashinfer"),
+        ({"attention_backend": "flashinfer"}, None),
         ({"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}, "triton"),
         ({"attention_backend": "fa3"}, None),
         ({"attention_backend": "torch_native"}, None),
@@ -175,20 +175,7 @@ def test_backend_must_take_a_tree_mask(
     monkeypatch.setattr(type(current_platform), "is_out_of_tree", lambda self: False)
     options = SimpleNamespace(**(defaults() | backends))
     if chosen is None:
-        with pytest.raises(ValueError, match=r"--attention-backend .*Use triton or flashinfer"):
+        with pytest.raises(ValueError, match=r"--attention-backend .*Use triton, or leave"):
             resolve_attention_backend(options)
     else:
         assert resolve_attention_backend(options) == chosen
-
-
-def test_flashinfer_is_refused_for_mla(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang.srt.configs.model_config import AttentionArch
-    from sglang.srt.platforms import current_platform
-
-    monkeypatch.setattr(type(current_platform), "is_out_of_tree", lambda self: False)
-    model_config = SimpleNamespace(attention_arch=AttentionArch.MLA)
-    options = SimpleNamespace(
-        **(defaults() | {"attention_backend": "flashinfer"}), _model_config=model_config
-    )
-    with pytest.raises(ValueError, match="Use triton, or leave"):
-        resolve_attention_backend(options)

@@ -1,0 +1,188 @@
+"""What people do with a server: streams, stop strings, several answers, aborts, and more load than memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.conftest import Launch
+from e2e.hf import GreedyOracle
+from e2e.prompts import mixed_prompts
+from e2e.serving import Server
+
+NEW_TOKENS = 32
+PROMPTS = mixed_prompts(64, longest=60, seed=11)
+
+
+@pytest.fixture(scope="module")
+def server(launch: Launch, tiny_target: Path, tiny_drafter: Path) -> Iterator[Server]:
+    with launch(
+        tiny_target,
+        speculative_algorithm="DDTREE",
+        speculative_draft_model_path=tiny_drafter,
+        max_running_requests=64,
+        max_total_tokens=20_000,
+        enable_mixed_chunk=True,
+        chunked_prefill_size=64,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def texts(oracle: GreedyOracle) -> list[list[int]]:
+    return [oracle.generate(prompt, NEW_TOKENS) for prompt in PROMPTS]
+
+
+def test_what_runs_is_what_was_asked_for(server: Server) -> None:
+    info = server.server_info()
+    assert info["speculative_algorithm"] == "DDTREE"
+    assert (info["speculative_ddtree_budget"], info["speculative_ddtree_topk_cap"]) == (32, 16)
+    assert info["disable_overlap_schedule"] is False
+    ready = re.search(r"DDTREE ready\. (.*)", server.log())
+    assert ready is not None
+    for part in ("block_size=16", "budget=32", "topk=16", "verify_width=33", "memory="):
+        assert part in ready[1]
+
+
+def test_sixty_four_requests_at_once_in_mixed_batches(server: Server, texts: list[list[int]]) -> None:
+    assert server.greedy(PROMPTS, NEW_TOKENS) == texts
+    assert max(int(n) for n in re.findall(r"#running-req: (\d+)", server.log())) > 32
+
+
+def test_a_streamed_answer_equals_a_whole_one(server: Server) -> None:
+    payload = {
+        "text": "The quick brown fox",
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS},
+    }
+    events = list(server.stream(payload))
+    assert len(events) > 1
+    assert events[-1]["text"] == server.post("/generate", payload)["text"]
+
+
+def test_a_stop_string_ends_the_text_before_itself(server: Server) -> None:
+    params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    whole = server.post("/generate", {"text": "def main():", "sampling_params": params})["text"]
+    stop = whole[len(whole) // 2 :][:2]
+    stopped = server.post("/generate", {"text": "def main():", "sampling_params": params | {"stop": [stop]}})
+    assert stopped["text"] == whole[: whole.index(stop)]
+    assert stopped["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_several_answers_to_one_prompt(server: Server, texts: list[list[int]]) -> None:
+    greedy = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, "n": 3}
+    answers = server.post("/generate", {"input_ids": PROMPTS[0], "sampling_params": greedy})
+    assert [answer["output_ids"] for answer in answers] == [texts[0]] * 3
+    warm = {**greedy, "temperature": 1.0, "n": 8}
+    sampled = server.post("/generate", {"input_ids": PROMPTS[0], "sampling_params": warm})
+    assert len({tuple(answer["output_ids"]) for answer in sampled}) > 4
+
+
+def test_greedy_requests_stay_greedy_beside_sampled_ones(server: Server, texts: list[list[int]]) -> None:
+    payloads = [
+        {
+            "input_ids": prompt,
+            "sampling_params": {
+                "temperature": float(index % 2),
+                "top_p": 0.9 if index % 4 == 1 else 1.0,
+                "min_p": 0.1 if index % 4 == 3 else 0.0,
+                "max_new_tokens": NEW_TOKENS,
+                "ignore_eos": True,
+            },
+        }
+        for index, prompt in enumerate(PROMPTS[:16])
+    ]
+    answers = server.generate(payloads)
+    assert [answer["output_ids"] for answer in answers[::2]] == texts[:16:2]
+    assert {len(answer["output_ids"]) for answer in answers[1::2]} == {NEW_TOKENS}
+    assert (
+        sum(answer["output_ids"] != text for answer, text in zip(answers[1::2], texts[1:16:2], strict=True))
+        > 4
+    )
+
+
+def test_fifty_samples_differ(server: Server) -> None:
+    params = {"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    answers = server.post("/generate", {"input_ids": [PROMPTS[0]] * 50, "sampling_params": params})
+    assert len({tuple(answer["output_ids"]) for answer in answers}) > 40
+
+
+def test_chat_and_completion_endpoints_answer(server: Server) -> None:
+    chat = server.chat("Say something.", max_tokens=8)
+    assert chat["usage"]["completion_tokens"] == 8
+    body = {"model": "default", "prompt": "The quick", "max_tokens": 8, "temperature": 0}
+    assert server.post("/v1/completions", body)["usage"]["completion_tokens"] == 8
+
+
+def test_two_hundred_requests_with_aborts_and_too_little_memory(
+    launch: Launch, tiny_target: Path, tiny_drafter: Path, oracle: GreedyOracle
+) -> None:
+    prompts = mixed_prompts(40, longest=60, seed=13)
+    texts = [oracle.generate(prompt, 96) for prompt in prompts]
+    choice = random.Random(1)
+    with launch(
+        tiny_target,
+        speculative_algorithm="DDTREE",
+        speculative_draft_model_path=tiny_drafter,
+        speculative_ddtree_budget=16,
+        max_running_requests=24,
+        # Room for about half of what 24 requests hold at their longest.
+        max_total_tokens=2048,
+        schedule_conservativeness=0.1,
+    ) as server:
+        before = used_tokens(server)
+        aborted = set(choice.sample(range(200), 40))
+        answers = run_with_aborts(server, prompts, aborted)
+        for number, answer in enumerate(answers):
+            text = texts[number % len(prompts)]
+            if answer["meta_info"]["finish_reason"]["type"] == "abort":
+                assert number in aborted
+                assert answer["output_ids"] == text[: len(answer["output_ids"])]
+            else:
+                assert answer["output_ids"] == text, number
+        assert any(answers[number]["meta_info"]["finish_reason"]["type"] == "abort" for number in aborted)
+        assert "retract" in server.log().lower()
+        urllib.request.urlopen(
+            urllib.request.Request(f"{server.base_url}/flush_cache", method="POST"), timeout=60
+        )
+        assert used_tokens(server) == before == 0
+        # SGLang checks its pools whenever it is idle, and ends the server on a leak.
+        time.sleep(2)
+        assert server.greedy(prompts[:2], 96) == texts[:2]
+        assert "leak" not in server.log().lower()
+
+
+def run_with_aborts(server: Server, prompts: list[list[int]], aborted: set[int]) -> list[dict[str, Any]]:
+    def ask(number: int) -> dict[str, Any]:
+        rid = f"load-{number}"
+        params = {"temperature": 0, "max_new_tokens": 96, "ignore_eos": True}
+        if number in aborted:
+            threading.Timer(0.2 + number % 7 / 10, lambda: abort(server, rid)).start()
+        payload = {"rid": rid, "input_ids": prompts[number % len(prompts)], "sampling_params": params}
+        return server.post("/generate", payload)
+
+    with ThreadPoolExecutor(48) as pool:
+        return list(pool.map(ask, range(200)))
+
+
+def abort(server: Server, rid: str) -> None:
+    request = urllib.request.Request(
+        f"{server.base_url}/abort_request",
+        json.dumps({"rid": rid}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request, timeout=60).close()
+
+
+def used_tokens(server: Server) -> int:
+    with urllib.request.urlopen(f"{server.base_url}/get_load", timeout=60) as response:
+        return sum(load["num_tokens"] for load in json.loads(response.read()))
