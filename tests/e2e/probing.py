@@ -11,21 +11,14 @@ PROBE = Path(__file__).parent / "probe"
 
 
 def environment(
-    *,
-    trace: Path | None = None,
-    script: dict[str, Any] | None = None,
-    folder: Path | None = None,
-    argmax: bool = False,
+    *, trace: Path | None = None, script: Path | None = None, argmax: bool = False
 ) -> dict[str, str]:
     """Variables that switch the probe on in a server's processes."""
     variables = {"PYTHONPATH": str(PROBE)}
     if trace is not None:
         variables["DDTREE_PROBE_TRACE"] = str(trace)
     if script is not None:
-        assert folder is not None
-        path = folder / "script.json"
-        path.write_text(json.dumps(script))
-        variables["DDTREE_PROBE_SCRIPT"] = str(path)
+        variables["DDTREE_PROBE_SCRIPT"] = str(script)
     if argmax:
         variables["DDTREE_PROBE_ARGMAX"] = "1"
     return variables

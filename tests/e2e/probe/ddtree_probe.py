@@ -105,13 +105,10 @@ def trace_step(result: Any, tree: Any, topology: Any, logits: Any, sampling_info
             print(json.dumps(record), file=out)
 
 
-_script: dict[str, Any] = {}
-
-
 def script() -> dict[str, Any]:
-    if not _script:
-        _script.update(json.loads(Path(str(SCRIPT)).read_text()))
-    return _script
+    """Read anew at every step, so that one server can play several scripts."""
+    content: dict[str, Any] = json.loads(Path(str(SCRIPT)).read_text())
+    return content
 
 
 def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window: Any, host: Any) -> Any:
@@ -121,6 +118,8 @@ def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window
     from sglang_ddtree.tree.candidates import DraftCandidates
 
     plan = script()
+    if not plan:
+        return None
     requests, (_, depths, topk) = list(plan["texts"]), result.token_ids.shape
     ids = torch.empty(len(batch.reqs), depths, topk, dtype=torch.int64)
     # A step in rank costs far more than a step in depth: the tree holds every path with one later sibling in it.

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from sglang_ddtree.cpu import shims
+from sglang_ddtree.cpu.shims import Shim, shim_status
+
+
+def shim(name: str, *, needed: bool = True, fails: bool = False, calls: list[str] | None = None) -> Shim:
+    def apply() -> None:
+        if fails:
+            raise AttributeError("no such name")
+        if calls is not None:
+            calls.append(name)
+
+    return Shim(name=name, answers="srt/file.py:1", why="a reason", needed=lambda: needed, apply=apply)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shims, "_outcomes", {})
+
+
+def test_each_needed_shim_is_applied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    table = (shim("first", calls=calls), shim("idle", needed=False, calls=calls), shim("last", calls=calls))
+    monkeypatch.setattr(shims, "SHIMS", table)
+    monkeypatch.setenv("SGLANG_PLATFORM", "ddtree_cpu")
+    shims.load()
+    assert [row["status"] for row in shim_status()] == ["applied", "not needed", "applied"]
+    assert calls == ["first", "last"]
+
+
+def test_a_shim_that_does_not_fit_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shims, "SHIMS", (shim("broken", fails=True), shim("sound")))
+    monkeypatch.setenv("SGLANG_PLATFORM", "ddtree_cpu")
+    broken, sound = shim_status()
+    assert (broken["status"], broken["reason"]) == ("refused", "AttributeError: no such name")
+    assert sound["status"] == "applied"
+
+
+@pytest.mark.parametrize("platform", [None, "npu"])
+def test_another_platform_gets_no_shim(monkeypatch: pytest.MonkeyPatch, platform: str | None) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(shims, "SHIMS", (shim("first", calls=calls),))
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    if platform is not None:
+        monkeypatch.setenv("SGLANG_PLATFORM", platform)
+    shims.load()
+    assert calls == []
+    assert shim_status()[0]["status"] == "not needed"
+
+
+def test_every_shim_names_the_line_it_answers() -> None:
+    for one in shims.SHIMS:
+        path, _, line = one.answers.partition(":")
+        assert path.startswith("srt/")
+        assert line.isdigit()
