@@ -196,7 +196,7 @@ SHIMS: tuple[Shim, ...] = (
     ),
     Shim(
         name="last-loc",
-        answers="srt/mem_cache/allocation.py:136",
+        answers="srt/mem_cache/allocation.py:133",
         why="page sizes above 1 look up the last slot through Triton for any backend but torch_native",
         needed=lambda: "uses_triton_dispatch" in _source_of(_ALLOCATION),
         apply=_last_loc_in_torch,

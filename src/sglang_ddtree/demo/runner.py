@@ -202,6 +202,7 @@ def _chat_texts(checkpoint: Path, prompts: list[str]) -> list[str]:
 
 def _generate(server: ServerProcess, texts: list[str]) -> list[dict[str, Any]]:
     """The same requests for every server, in one batch; ``/generate`` tells token ids and step counts."""
+    print("Decoding the same prompts in one batch ...", file=sys.stderr, flush=True)
     params = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
     answers: list[dict[str, Any]] = server.post("/generate", {"text": texts, "sampling_params": params})
     return answers

@@ -9,6 +9,7 @@ DDTREE_PROBE_SCRIPT   a JSON file {"texts": {rid: [tokens]}, "accept": [lengths]
                       number i drafts its own known text for accept[i] - 1 depths, at rank ranks[depth] among the
                       siblings, and wrong tokens elsewhere. With "nodes", the tree is cut to n real nodes.
 DDTREE_PROBE_SYNC     n: after n decode steps on CUDA, every host round trip inside a step raises.
+DDTREE_PROBE_PROFILE  a file; the CUDA copies and kernels of decode steps 40 to 44, one JSON line each.
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
 """
 
@@ -21,12 +22,13 @@ from typing import Any
 
 TRACE = os.environ.get("DDTREE_PROBE_TRACE")
 SCRIPT = os.environ.get("DDTREE_PROBE_SCRIPT")
+PROFILE = os.environ.get("DDTREE_PROBE_PROFILE")
 SYNC = int(os.environ.get("DDTREE_PROBE_SYNC", "0"))
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
 
 
 def load() -> None:
-    if not (TRACE or SCRIPT or ARGMAX or SYNC):
+    if not (TRACE or SCRIPT or ARGMAX or SYNC or PROFILE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -35,6 +37,8 @@ def load() -> None:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._build_tree", cut_tree, HookType.AFTER)
     if ARGMAX:
         HookRegistry.register("sglang_ddtree.step.accept.target_choice", argmax_choice, HookType.REPLACE)
+    if PROFILE:
+        HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._decode", profile_step, HookType.AROUND)
     if SYNC:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._decode", forbid_syncs, HookType.AROUND)
     if TRACE:
@@ -79,6 +83,28 @@ def forbid_syncs(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def profile_step(original: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    _steps[0] += 1
+    if not 40 <= _steps[0] < 45:
+        return original(*args, **kwargs)
+    torch.cuda.synchronize()  # nothing of an earlier launch may show up in this step's profile
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        result = original(*args, **kwargs)
+        torch.cuda.synchronize()
+    counts: dict[str, int] = {}
+    for event in profile.events():
+        name = event.name.split("(")[0].strip() if event.name.startswith("Mem") else event.name
+        is_launch = name in ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+        if name.startswith(("Memcpy", "Memset", "cudaGraphLaunch", "cudaStreamSynchronize")) or is_launch:
+            counts[event.name if name.startswith("Mem") else name] = counts.get(event.name, 0) + 1
+    with Path(str(PROFILE)).open("a") as out:
+        print(json.dumps({"step": _steps[0], **counts}), file=out)
+    return result
 
 
 def argmax_choice(positions: Any, logits: Any, sampling_info: Any) -> Any:
