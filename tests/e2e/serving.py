@@ -15,6 +15,9 @@ from sglang_ddtree.demo.server import ServerProcess, cpu_environment, flags
 
 START_TIMEOUT = 240  # seconds; about 12 on two idle cores
 
+RETRACTED = "Retract requests"
+"""What the server logs when it takes requests back because the KV pool is full."""
+
 DEFAULTS = {
     "dtype": "float32",
     "skip_server_warmup": True,

@@ -12,6 +12,7 @@ from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
 from e2e.prompts import mixed_prompts
+from e2e.serving import RETRACTED
 
 PROMPTS = mixed_prompts(40)
 NEW_TOKENS = 24
@@ -99,7 +100,7 @@ def assert_mode_was_real(mode: Mode, steps: list[dict], log: str) -> None:
     assert {step["overlap"] for step in steps} == {mode.overlap}
     assert {step["page_size"] for step in steps} == {mode.page_size}
     assert {step["radix"] for step in steps} == {mode.radix}
-    assert "retract" not in log.lower()
+    assert RETRACTED not in log
     prefills = [int(count) for count in re.findall(r"Prefill batch.*?#new-token: (\d+)", log)]
     assert prefills
     assert (max(prefills) <= 16) == (mode.chunk == 16)

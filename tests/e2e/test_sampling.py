@@ -122,7 +122,7 @@ def test_the_first_three_tokens_are_distributed_as_plain_decodings(
     assert chi_square_p(samples, exact) > P_VALUE
     steps = [step for request in probing.read_trace(trace).values() for step in request]
     # The tree was at work: steps that emit more than one token.
-    assert sum(step["accept_len"] > 1 for step in steps) > SAMPLES / 20
+    assert sum(step["accept_len"] > 1 for step in steps) > SAMPLES / 50
 
 
 def test_argmax_acceptance_would_fail_the_same_test(
