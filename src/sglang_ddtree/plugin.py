@@ -41,12 +41,13 @@ def failure() -> str | None:
 
 
 def _register() -> None:
-    from .host import admission, backend, flags, seams
+    from .host import admission, backend, drafter, flags, seams
     from .step import algorithm
 
     algorithm.register()
     flags.install()
     backend.install()
+    drafter.install()
     admission.install()
     seams.install()
 

@@ -39,12 +39,13 @@ for arguments in json.load(open(sys.argv[1])):
 OPTIONS: dict[str, list[str]] = {
     "--speculative-num-draft-tokens 16: DDTREE takes 33": ["--speculative-num-draft-tokens", "16"],
     "--speculative-num-steps 3: DDTREE takes 7": ["--speculative-num-steps", "3"],
-    "--speculative-eagle-topk 4: DDTREE takes 16": ["--speculative-eagle-topk", "4"],
+    "--speculative-eagle-topk 4: DDTREE takes 2": ["--speculative-eagle-topk", "4"],
     "--speculative-dflash-block-size 4: DDTREE takes 8": ["--speculative-dflash-block-size", "4"],
     "--speculative-draft-window-size 128": ["--speculative-draft-window-size", "128"],
     "--speculative-accept-threshold-single 0.9": ["--speculative-accept-threshold-single", "0.9"],
     "--speculative-accept-threshold-acc 0.9": ["--speculative-accept-threshold-acc", "0.9"],
     "--speculative-use-rejection-sampling: ": ["--speculative-use-rejection-sampling"],
+    "--tokenizer-worker-num 2": ["--tokenizer-worker-num", "2"],
     "--tensor-parallel-size 2": ["--tp-size", "2"],
     "--data-parallel-size 2": ["--dp-size", "2"],
     "--pipeline-parallel-size 2": ["--pp-size", "2"],
@@ -59,7 +60,7 @@ OPTIONS: dict[str, list[str]] = {
 CONSISTENT = [
     [],
     ["--speculative-num-draft-tokens", "33", "--speculative-num-steps", "7"],
-    ["--speculative-eagle-topk", "16", "--speculative-dflash-block-size", "8"],
+    ["--speculative-eagle-topk", "2", "--speculative-dflash-block-size", "8"],
     ["--enable-mixed-chunk", "--chunked-prefill-size", "64", "--page-size", "16"],
     ["--grammar-backend", "none"],
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -55,7 +55,18 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "eager"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        # By now SGLang has put in its own choice for a CPU (intel_amx, torch_native), which cannot be told
-        # from a user's; neither takes a tree mask, and this platform has one backend.
+        # By now SGLang has put in its own choice for a CPU (intel_amx, torch_native), which takes no tree mask;
+        # what the user gave is in the snapshot of the input.
+        _require_own_backend(getattr(server_args, "_raw_input", None) or {})
         server_args.attention_backend = PLATFORM_NAME
         server_args.sampling_backend = "pytorch"
+
+
+def _require_own_backend(given: Mapping[str, Any]) -> None:
+    for field in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        value = given.get(field)
+        if value not in (None, PLATFORM_NAME):
+            raise ValueError(
+                f"--{field.replace('_', '-')} {value}: the platform {PLATFORM_NAME} has one attention backend, "
+                f"{PLATFORM_NAME}. Use it, or leave the option out."
+            )

@@ -45,6 +45,7 @@ def _seed_is_lost(req: Any) -> bool:
     )
 
 
+_MAX_TOP_K = 2**31 - 1
 _GRAMMAR = "a grammar would have to advance along every branch of the tree"
 _PENALTY = "it depends on the tokens before, which differ from node to node"
 _DEFAULTS = (
@@ -69,7 +70,15 @@ FIELD_ROWS = (
         "sampling_params.sampling_seed",
         _seed_is_lost,
         "seeds take effect in deterministic inference only",
-        "Leave it out, or start the server with --enable-deterministic-inference.",
+        "Leave it out, or start the server with --enable-deterministic-inference (not available on the CPU "
+        "platform).",
+    ),
+    FieldRow(
+        "top_k",
+        "sampling_params.top_k",
+        lambda req: req.sampling_params.top_k > _MAX_TOP_K,
+        f"SGLang keeps it as a 32-bit integer, at most {_MAX_TOP_K}",
+        "Use -1 for the whole vocabulary.",
     ),
     _sampling("beam_width", 1, "beams and a draft tree exclude each other"),
     FieldRow(

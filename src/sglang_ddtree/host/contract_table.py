@@ -93,12 +93,12 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.arg_groups.speculative_hook",
-        "step.algorithm",
+        "host.drafter, step.algorithm",
         "handle_speculative_decoding(server_args)",
     ),
     *_names(
         "sglang.srt.arg_groups.pipeline",
-        "host.refusals",
+        "host.refusals, cpu.device",
         "run_resolution_pipeline(server_args)",
     ),
     *_names(
@@ -108,7 +108,8 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.configs.model_config",
-        "host.backend, host.refusals, host.startup",
+        "host.backend, host.doctor, host.refusals, host.startup",
+        "ModelConfig",
         "ModelConfig.attention_arch",
         "ModelConfig.attention_chunk_size",
         "ModelConfig.is_encoder_decoder",

@@ -29,7 +29,7 @@ class Finding:
 
 
 def examine(draft: str | None = None, model: str | None = None) -> list[Finding]:
-    """Check everything that needs no server: versions, contract, plugin, hooks, device, shims, drafter.
+    """Check everything that needs no server: versions, contract, plugin, hooks, device, shims, drafter, target.
 
     Never raises for what it finds wrong: that becomes a row.
     """
@@ -42,7 +42,9 @@ def examine(draft: str | None = None, model: str | None = None) -> list[Finding]
         findings += _guarded("CPU shims", _shims)
     findings += _options()
     if draft is not None:
-        findings += _drafter(draft, model)
+        findings += _guarded("drafter", lambda: _drafter(draft, model))
+        if sound and model is not None:
+            findings += _guarded("target", lambda: _target(model))
     return findings
 
 
@@ -186,3 +188,16 @@ def _drafter(draft: str, model: str | None) -> Iterator[Finding]:
             yield Finding("drafter", name, NOTE, "not checked: no safetensors file at hand")
         else:
             yield Finding("drafter", name, OK, str(value))
+
+
+def _target(model: str) -> Iterator[Finding]:
+    from sglang.srt.configs.model_config import ModelConfig
+
+    from .refusals import target_problems
+
+    config = ModelConfig(model, trust_remote_code=False)  # as a server without further flags reads it
+    problems = list(target_problems(config))
+    for problem in problems:
+        yield Finding("target", model, FAIL, problem)
+    if not problems:
+        yield Finding("target", model, OK, f"served, {config.hf_config.architectures}")

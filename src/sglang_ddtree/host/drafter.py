@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .checkpoint import CheckpointError, option, read_config, read_shapes
+from ..config import ALGORITHM
+from ..tree.capacity import MAX_DEPTHS
+from .checkpoint import CheckpointError, option, read_config, read_shapes, shown
+from .hooks import declare
 
 ARCHITECTURE = "DFlashDraftModel"
 
@@ -85,8 +89,7 @@ def check_drafter(
         if shapes is not None:
             tensors = len(shapes)
             problems += _tensor_problems(config, shapes)
-    if problems:
-        raise DrafterError(f"The drafter {draft_path} cannot be used by DDTREE: " + "; ".join(problems) + ".")
+    _raise(draft_path, problems)
     return DrafterReport(
         path=draft_path,
         block_size=option(config, "block_size"),
@@ -98,6 +101,26 @@ def check_drafter(
         rope_theta=rope_theta(config),
         tensors=tensors,
     )
+
+
+def install() -> None:
+    """Declare the hook that reads the drafter's config before SGLang does."""
+    declare(
+        "sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding",
+        "before",
+        "SGLang reads the drafter's config first and fails on a malformed one without naming file or field",
+        _require_readable,
+    )
+
+
+def _require_readable(server_args: Any) -> None:
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    cfg = resolving_view(server_args)
+    path = cfg.speculative_draft_model_path
+    if str(cfg.speculative_algorithm).upper() != ALGORITHM or not path:
+        return
+    _raise(path, list(_malformed(read_config(path, cfg.speculative_draft_model_revision))))
 
 
 def check_drafter_of(server_args: Any) -> DrafterReport:
@@ -114,9 +137,13 @@ def check_drafter_of(server_args: Any) -> DrafterReport:
 
 def rope_theta(config: Mapping[str, Any]) -> float | None:
     """The rotary base from either shape of config: `rope_parameters.rope_theta` or `rope_theta`."""
-    nested = (config.get("rope_parameters") or {}).get("rope_theta")
-    value = config.get("rope_theta") if nested is None else nested
+    value = _rope_theta_entry(config)
     return None if value is None else float(value)
+
+
+def _rope_theta_entry(config: Mapping[str, Any]) -> Any:
+    nested = (config.get("rope_parameters") or {}).get("rope_theta")
+    return config.get("rope_theta") if nested is None else nested
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,6 +152,10 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _config_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[str]:
+    malformed = list(_malformed(config))
+    if malformed:  # the other checks could not read it
+        yield from malformed
+        return
     foreign = _foreign_family(config)
     if foreign:
         # Its other fields mean other things: one clear reason is better than a list.
@@ -132,6 +163,17 @@ def _config_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> It
         return
     yield from _block_problems(config)
     yield from _target_problems(config, target)
+
+
+def _malformed(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("dflash_config", "rope_parameters"):
+        value = config.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            yield f"{key} is {shown(value)}, it must be a mapping"
+    for key in ("architectures", "layer_types"):
+        value = config.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+            yield f"{key} is {shown(value)}, it must be a list of names"
 
 
 def _foreign_family(config: Mapping[str, Any]) -> str | None:
@@ -171,11 +213,21 @@ def _block_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if not _is_whole(config.get(key)) or config[key] < 1:
             yield f"{key} is {config.get(key)!r}, it must be a whole number from 1"
     block = option(config, "block_size")
-    if not _is_whole(block) or block < 2:
-        yield f"block_size is {block!r}, it must be a whole number from 2 (a known token, then drafted ones)"
+    if not _is_whole(block) or not 2 <= block <= MAX_DEPTHS + 1:
+        yield (
+            f"block_size is {block!r}, it must be a whole number from 2 (a known token, then drafted ones) "
+            f"to {MAX_DEPTHS + 1}"
+        )
+    for key in ("head_dim", "num_key_value_heads"):
+        value = config.get(key)
+        if value is not None and (not _is_whole(value) or value < 1):
+            yield f"{key} is {value!r}, it must be a whole number from 1, or absent"
     rope = config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in rope.values()):
         yield f"rope_parameters is given per layer type, {sorted(rope)}; it must be one set for all layers"
+    theta = _rope_theta_entry(config)
+    if theta is not None and not (_is_number(theta) and 0 < theta < math.inf):
+        yield f"rope_theta is {theta!r}, it must be a number above 0"
     mask, vocabulary = option(config, "mask_token_id"), config.get("vocab_size")
     if mask is None:
         yield "dflash_config.mask_token_id is missing; it must name the token of the empty slots"
@@ -201,10 +253,20 @@ def _target_problems(config: Mapping[str, Any], target: Mapping[str, Any]) -> It
         outside = [i for i in ids if not 0 <= i < layers]
         if outside:
             yield f"it reads the target layers {outside}, the target has 0..{layers - 1}"
+        if list(ids) != sorted(set(ids)):
+            # SGLang gathers them on its way through the layers.
+            yield (
+                f"dflash_config.target_layer_ids is {ids!r}, it must be ascending without repetition: SGLang "
+                "hands each layer over once, in the target's order"
+            )
 
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_whole(value)
 
 
 def _expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -262,6 +324,11 @@ def _tensor_problems(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
     if unknown:
         problems.append(f"tensors that a plain DFlash drafter does not have: {_some(unknown)}")
     return problems
+
+
+def _raise(path: str, problems: list[str]) -> None:
+    if problems:
+        raise DrafterError(f"The drafter {path} cannot be used by DDTREE: " + "; ".join(problems) + ".")
 
 
 def _some(names: list[str]) -> str:

@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..config import ALGORITHM, OPTIONS, DDTreeConfig, Option
@@ -85,8 +86,29 @@ def _number(option: Option) -> Callable[[str], int]:
 
 
 def _from_cli_args(result: Any, cls: type, args: argparse.Namespace) -> Any:
-    set_options(result, **_given(vars(args)))
+    options = _given(vars(args))
+    _require_config_was_read(getattr(args, "config", None), result.speculative_algorithm, options)
+    set_options(result, **options)
     return result
+
+
+def _require_config_was_read(path: str | None, algorithm: str | None, options: dict[str, Any]) -> None:
+    # SGLang replaces the words "--config FILE" by what the file holds, so a path that is left over was not
+    # read, and a server that the file meant to run DDTREE would start plain.
+    if path is None:
+        return
+    if str(algorithm).upper() == ALGORITHM or options or _mentions_ddtree(path):
+        raise ValueError(
+            f"--config={path}: SGLang reads a config file only when the flag and the file are two words. "
+            f"Write --config {path}"
+        )
+
+
+def _mentions_ddtree(path: str) -> bool:
+    try:
+        return ALGORITHM in Path(path).read_text(errors="replace").upper()
+    except (OSError, ValueError):
+        return False
 
 
 def _resolved_dict(result: dict[str, Any], server_args: Any) -> dict[str, Any]:

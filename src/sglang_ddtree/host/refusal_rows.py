@@ -111,6 +111,7 @@ OPTION_ROWS = (
     _off("language_only", "prefill and decode run in one server"),
     _off("enable_pdmux", "prefill and decode steps may not run side by side"),
     _off("enable_two_batch_overlap", "a tree verify is not split into two batches"),
+    _one("tokenizer_worker_num", "SGLang's tokenizer workers load no plugins and do not know DDTREE"),
     # Caches
     _off("enable_hierarchical_cache", _KV_COPIES),
     _unset("hicache_storage_backend", _KV_COPIES),

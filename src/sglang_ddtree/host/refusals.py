@@ -14,7 +14,13 @@ from .refusal_rows import OPTION_ROWS, TARGET_ROWS
 if TYPE_CHECKING:
     from ..step.plan import StepPlan
 
-__all__ = ["check_in_worker", "check_server_args", "refusal_table", "resolve_attention_backend"]
+__all__ = [
+    "check_in_worker",
+    "check_server_args",
+    "refusal_table",
+    "resolve_attention_backend",
+    "target_problems",
+]
 
 
 def check_server_args(server_args: Any) -> None:
@@ -25,6 +31,7 @@ def check_server_args(server_args: Any) -> None:
     """
     cfg = _view(server_args)
     problems = [*_device_problems(cfg), *_option_problems(cfg), *_width_problems(cfg)]
+    problems += _draft_backend_problems(cfg)
     if not cfg.speculative_draft_model_path:
         problems.append(
             "--speculative-draft-model-path is missing: set it to a DFlash drafter of this target"
@@ -32,7 +39,7 @@ def check_server_args(server_args: Any) -> None:
     if not problems:
         from sglang.srt.arg_groups.overrides import model_config_of
 
-        problems += _target_problems(model_config_of(server_args))
+        problems += target_problems(model_config_of(server_args))
     _raise(problems)
 
 
@@ -42,7 +49,7 @@ def check_in_worker(server_args: Any, model_config: Any, sliding_window_size: in
     `sliding_window_size` is the loaded model's, which some checkpoints do not state in their config.
     Raises `ValueError` that lists everything refused.
     """
-    problems = [*_option_problems(_view(server_args)), *_target_problems(model_config)]
+    problems = [*_option_problems(_view(server_args)), *target_problems(model_config)]
     if sliding_window_size is not None and sliding_window_size >= 0:
         problems.append(f"sliding-window target: the loaded model has a window of {sliding_window_size}")
     _raise(problems)
@@ -54,6 +61,13 @@ def refusal_table() -> list[dict[str, str]]:
         {"option": f"`{name}`", "allowed": allowed, "why": "the tree decides it"}
         for name, allowed in _WIDTHS.items()
     ]
+    rows.append(
+        {
+            "option": f"`{_DRAFT_BACKEND}`",
+            "allowed": "unset, or the target's backend",
+            "why": _ONE_BACKEND,
+        }
+    )
     rows += [{"option": f"`{row.name}`", "allowed": row.allowed, "why": row.why} for row in OPTION_ROWS]
     rows += [{"option": row.name, "allowed": "no", "why": row.why} for row in TARGET_ROWS]
     return rows
@@ -62,9 +76,12 @@ def refusal_table() -> list[dict[str, str]]:
 _WIDTHS = {
     "--speculative-num-draft-tokens": "unset, or what the budget makes it",
     "--speculative-dflash-block-size": "unset, or the drafter's block_size",
-    "--speculative-num-steps": "unset, or the tree's depth",
-    "--speculative-eagle-topk": "unset, or --speculative-ddtree-topk-cap",
+    "--speculative-num-steps": "unset, or what /server_info shows",
+    "--speculative-eagle-topk": "unset, or what /server_info shows",
 }
+
+_DRAFT_BACKEND = "--speculative-draft-attention-backend"
+_ONE_BACKEND = "one backend serves draft and verify"
 
 
 def _view(server_args: Any) -> Any:
@@ -105,23 +122,40 @@ def _option_problems(cfg: Any) -> Iterator[str]:
 
 
 def _width_problems(cfg: Any) -> Iterator[str]:
-    """Numbers that the tree decides: what the user gave must be what DDTREE would take anyway."""
+    """Numbers that the tree decides: what the user gave must be what DDTREE publishes anyway."""
     given = _as_given(cfg)
-    asked = {name: given(name.removeprefix("--").replace("-", "_")) for name in _WIDTHS}
+    asked = {name: given(_field(name)) for name in _WIDTHS}
     if all(value is None for value in asked.values()) or not cfg.speculative_draft_model_path:
         return
     config = ddtree_config(cfg)
     plan = _plan(cfg, config)
     if plan is None:
         return  # the drafter's own check says what is wrong with it
-    widths = (plan.verify_width, plan.block_size, plan.max_depth, config.topk_cap)
-    for (name, value), taken in zip(asked.items(), widths, strict=True):
+    published = plan.host_fields()
+    for name, value in asked.items():
+        taken = published[_field(name)]
         if value is not None and value != taken:
             yield (
-                f"{name} {value}: DDTREE takes {taken}, which follows from --speculative-ddtree-budget "
-                f"{config.budget}, --speculative-ddtree-topk-cap {config.topk_cap} and the drafter's "
-                f"block_size {plan.block_size}. Leave it out"
+                f"{name} {value}: DDTREE takes {taken} at --speculative-ddtree-budget {config.budget}, "
+                f"--speculative-ddtree-topk-cap {config.topk_cap} and the drafter's block_size "
+                f"{plan.block_size}. Leave it out"
             )
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _draft_backend_problems(cfg: Any) -> Iterator[str]:
+    value = _as_given(cfg)(_field(_DRAFT_BACKEND))
+    if value is None:
+        return
+    try:
+        backend = resolve_attention_backend(cfg)
+    except ValueError:
+        return  # startup raises this after these checks
+    if value != backend:
+        yield f"{_DRAFT_BACKEND} {value}: {_ONE_BACKEND}, here {backend}. Leave it out"
 
 
 def _plan(cfg: Any, config: DDTreeConfig) -> StepPlan | None:
@@ -145,7 +179,8 @@ def _as_given(cfg: Any) -> Any:
     return raw.get if raw is not None else lambda field: getattr(cfg, field)
 
 
-def _target_problems(model_config: Any) -> Iterator[str]:
+def target_problems(model_config: Any) -> Iterator[str]:
+    """Why a target of SGLang's `ModelConfig` is not served, one text per reason."""
     architectures = getattr(model_config.hf_config, "architectures", None)
     for row in TARGET_ROWS:
         if row.refused(model_config):

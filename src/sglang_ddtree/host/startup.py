@@ -88,13 +88,17 @@ def dense_lm_head(lm_head: Any) -> Any:
     Raises:
         ValueError: no head, or a quantised one.
     """
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+    from sglang.srt.speculative.dflash_utils import is_dense_head_weight
+
     weight = getattr(lm_head, "weight", None)
-    if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
-        found = "no lm_head" if lm_head is None else f"lm_head {type(lm_head).__name__}"
-        kind = getattr(weight, "dtype", "no weight")
+    quantised = should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
+    if not is_dense_head_weight(weight) or quantised:
+        found = "no lm_head" if lm_head is None else f"a {type(lm_head).__name__}"
         raise ValueError(
-            "DDTREE borrows the target's lm_head and needs it as a dense floating-point weight; the target "
-            f"has {found} with {kind}. Use a checkpoint whose lm_head is not quantised."
+            "DDTREE borrows the target's lm_head and needs it as a dense float32, float16 or bfloat16 weight; "
+            f"the target has {found} with {getattr(weight, 'dtype', 'no weight')}"
+            f"{', quantised' if quantised else ''}. Use a checkpoint whose lm_head is not quantised."
         )
     return lm_head
 
@@ -113,7 +117,21 @@ def log_ready(worker: DDTreeWorker) -> None:
 
 
 def memory_line(worker: DDTreeWorker) -> str:
-    mask = worker.model_runner.attn_backend.verify_mask
-    mask_mib = mask.buffer.numel() * mask.buffer.element_size() / 2**20 if mask is not None else 0.0
-    head_mib = worker.captured_head.nbytes / 2**20 if worker.captured_head is not None else 0.0
-    return f"{mask_mib + head_mib:.1f} MiB (mask {mask_mib:.1f}, candidates {head_mib:.1f})"
+    """What the verify width costs in buffers of fixed size, in MiB."""
+    backend = worker.model_runner.attn_backend
+    mask = backend.verify_mask
+    captured = worker.captured_head
+    sizes = {
+        "mask": mask.buffer.nbytes if mask is not None else 0,
+        "candidates": captured.nbytes if captured is not None else 0,
+        # Of SGLang's triton backend: context slots and partial results per captured row.
+        "kv_indices": _nbytes(backend, "cuda_graph_kv_indices"),
+        "attention": _nbytes(backend, "cuda_graph_attn_logits") + _nbytes(backend, "cuda_graph_attn_lse"),
+    }
+    parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in sizes.items())
+    return f"{sum(sizes.values()) / 2**20:.1f} MiB ({parts})"
+
+
+def _nbytes(backend: Any, name: str) -> int:
+    tensor = getattr(backend, name, None)
+    return tensor.nbytes if isinstance(tensor, torch.Tensor) else 0

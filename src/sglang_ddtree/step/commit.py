@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def commit_target_kv(worker: DDTreeWorker, accepted: Acceptance, window: StepWindow) -> None:
     """Move the KV rows of the accepted path to the front of the window, at any page size.
 
-    Every source is read before its slot is overwritten: SGLang's move gathers all rows first.
+    The path's sources never lie before their targets, and SGLang's move reads a tile's rows before it writes them,
+    as it does for EAGLE's trees.
     """
     path = accepted.accept_index.to(torch.int64)
     on_path = path >= 0

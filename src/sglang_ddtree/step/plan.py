@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..tree.capacity import resolve_topk, verify_width
+from ..tree.capacity import MAX_DEPTHS, resolve_topk, verify_width
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class StepPlan:
     @classmethod
     def resolve(cls, *, block_size: int, budget: int, topk_cap: int, vocab_size: int) -> StepPlan:
         """Raises ValueError where a number is out of range."""
-        if block_size < 2:
-            raise ValueError(f"the drafter's block_size must be at least 2, got {block_size}")
+        if not 2 <= block_size <= MAX_DEPTHS + 1:
+            raise ValueError(f"the drafter's block_size must be from 2 to {MAX_DEPTHS + 1}, got {block_size}")
         depths = block_size - 1
         topk = resolve_topk(budget, vocab_size, topk_cap)
         width = verify_width(budget, depths, topk)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
+from sglang.srt.runtime_context import get_exec
 
 from ..tree.sample import sample_target
 
@@ -24,7 +25,7 @@ def rehearse_sampling(worker: DDTreeWorker) -> SamplingPrewarmResult:
     vocab_size = int(runner.model_config.vocab_size)
     input_bytes = batch * width * vocab_size * 4
     try:
-        peak = _peak_bytes(batch, width, vocab_size, runner.device)
+        peak = _peak_bytes(batch, width, vocab_size, runner.device, seeded=_requests_are_seeded())
     except torch.OutOfMemoryError as error:
         raise RuntimeError(
             f"DDTREE cannot sample {batch} requests x {width} nodes x {vocab_size} tokens: the logits alone take "
@@ -37,7 +38,11 @@ def rehearse_sampling(worker: DDTreeWorker) -> SamplingPrewarmResult:
     return runner.sampling_prewarm_result
 
 
-def _peak_bytes(batch: int, width: int, vocab_size: int, device: str) -> int:
+def _requests_are_seeded() -> bool:
+    return bool(get_exec().deterministic.enable_deterministic_inference)
+
+
+def _peak_bytes(batch: int, width: int, vocab_size: int, device: str, *, seeded: bool) -> int:
     logits = torch.zeros(batch * width, vocab_size, device=device)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -52,6 +57,8 @@ def _peak_bytes(batch: int, width: int, vocab_size: int, device: str) -> int:
         need_top_k=False,
         need_top_p=True,
         need_min_p=False,
+        seeds=torch.zeros(batch, dtype=torch.int64, device=device) if seeded else None,
+        positions=torch.zeros(batch, width, dtype=torch.int64, device=device),
     )
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before

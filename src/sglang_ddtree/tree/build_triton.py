@@ -5,16 +5,9 @@ import triton
 import triton.language as tl
 
 from .candidates import DraftCandidates
-from .capacity import tree_capacity
+from .capacity import MAX_DEPTHS, MAX_NODES, MAX_TOPK, tree_capacity
 from .tree import DraftTree
 from .triton_device import require_kernel_device
-
-MAX_NODES = 1024
-"""Most nodes without the root: the frontier holds one lane per node."""
-MAX_DEPTHS = 63
-"""Most depths: 6 bits of the key."""
-MAX_TOPK = 64
-"""Most candidates per depth: 7 bits of the key, which must also hold the rank behind the last."""
 
 _ONE_WARP_LANES = 256
 # Up to here one warp is faster: the reduction needs no barrier between warps.

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+# What every builder can hold; the Triton builder's registers and sort key set the numbers.
+MAX_NODES = 1024
+"""Most nodes without the root: the frontier holds one lane per node."""
+MAX_DEPTHS = 63
+"""Most depths: 6 bits of the key."""
+MAX_TOPK = 64
+"""Most candidates per depth: 7 bits of the key, which must also hold the rank behind the last."""
+
 MAX_CAPACITY = 2**31 - 1
 """Where `tree_capacity` saturates: node counts travel as int32."""
 

@@ -48,6 +48,7 @@ REFUSED_SAMPLING = {
     "min_new_tokens": 8,
     "logit_bias": {"5": 1.0},
     "sampling_seed": 0,
+    "top_k": 2**31,
     "beam_width": 2,
     "watermark": {"enabled": True},
 }
@@ -96,6 +97,8 @@ def test_refused_request_field_is_named(field: str, value: Any) -> None:
         {"no_stop_trim": True, "skip_special_tokens": False, "custom_params": {"a": 1}},
         {"json_schema": "", "logit_bias": {}, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
         {"watermark": {"enabled": False}},
+        {"top_k": 2**31 - 1},
+        {"top_k": -1},
     ],
 )
 def test_what_is_served_passes(sampling: dict[str, Any]) -> None:
@@ -114,7 +117,8 @@ def test_seed_is_served_in_deterministic_inference(process: SimpleNamespace) -> 
 
 
 def test_seed_refusal_names_the_way_out() -> None:
-    assert "--enable-deterministic-inference" in str(admission.refusal(request({"sampling_seed": 7})))
+    message = str(admission.refusal(request({"sampling_seed": 7})))
+    assert "--enable-deterministic-inference (not available on the CPU platform)" in message
 
 
 def test_hook_speaks_for_ddtree_only(process: SimpleNamespace) -> None:

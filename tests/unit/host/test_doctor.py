@@ -13,6 +13,7 @@ from e2e.checkpoints import make_drafter, make_target
 from sglang_ddtree import cli
 from sglang_ddtree.config import OPTIONS
 from sglang_ddtree.host import contract, doctor, hooks
+from sglang_ddtree.host import drafter as drafter_module
 
 
 def test_machine_of_the_tests_can_start(
@@ -46,6 +47,32 @@ def test_drafter_of_another_target_fails(
     drafter = make_drafter(tmp_path / "drafter", vocabulary=128)
     assert cli.main(["doctor", "--draft", str(drafter), "--model", str(target)]) == 1
     assert "its vocabulary size is 128, the target's is 64" in capsys.readouterr().out
+
+
+def test_target_that_the_server_refuses_fails(
+    sglang_with_plugins: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = make_target(tmp_path / "target", vocabulary=64)
+    config = json.loads((target / "config.json").read_text())
+    sliding = {"layer_types": ["sliding_attention"] * config["num_hidden_layers"]}
+    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
+    (target / "config.json").write_text(json.dumps(config | sliding | window))
+    drafter = make_drafter(tmp_path / "drafter", vocabulary=64)
+    assert cli.main(["doctor", "--draft", str(drafter), "--model", str(target)]) == 1
+    assert "sliding-window target ['Qwen3ForCausalLM']" in capsys.readouterr().out
+
+
+def test_error_of_a_check_becomes_a_row(
+    sglang_with_plugins: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise TypeError("something unforeseen")
+
+    monkeypatch.setattr(drafter_module, "check_drafter", fail)
+    findings = doctor.examine(str(tmp_path), str(tmp_path))
+    failed = {finding.section: finding for finding in findings if finding.status == doctor.FAIL}
+    assert set(failed) == {"drafter", "target"}
+    assert (failed["drafter"].name, failed["drafter"].detail) == ("TypeError", "something unforeseen")
 
 
 def test_drafter_without_target_fails(sglang_with_plugins: None, capsys: pytest.CaptureFixture[str]) -> None:

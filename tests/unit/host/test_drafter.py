@@ -134,6 +134,18 @@ def test_other_family_by_its_options(
     [
         ({"block_size": None}, "block_size is None, it must be a whole number from 2"),
         ({"block_size": 1}, "block_size is 1, it must be a whole number from 2"),
+        ({"block_size": 65}, "block_size is 65, it must be a whole number from 2"),
+        ({"head_dim": "x"}, "head_dim is 'x', it must be a whole number from 1, or absent"),
+        ({"num_key_value_heads": [1]}, "num_key_value_heads is [1], it must be a whole number from 1"),
+        ({"dflash_config": [1]}, "dflash_config is [1], it must be a mapping"),
+        ({"architectures": [1]}, "architectures is [1], it must be a list of names"),
+        ({"architectures": "DFlashDraftModel"}, "architectures is 'DFlashDraftModel', it must be a list"),
+        ({"layer_types": 5}, "layer_types is 5, it must be a list of names"),
+        ({"rope_parameters": "x"}, "rope_parameters is 'x', it must be a mapping"),
+        ({"rope_theta": "abc"}, "rope_theta is 'abc', it must be a number above 0"),
+        ({"rope_parameters": {"rope_theta": [1]}}, "rope_theta is [1], it must be a number above 0"),
+        ({"dflash_config": DFLASH | {"target_layer_ids": [2, 1]}}, "[2, 1], it must be ascending"),
+        ({"dflash_config": DFLASH | {"target_layer_ids": [1, 1]}}, "[1, 1], it must be ascending"),
         ({"dflash_config": {"target_layer_ids": [1, 2]}}, "mask_token_id is missing"),
         (
             {"dflash_config": DFLASH | {"mask_token_id": 512}},
@@ -231,6 +243,43 @@ def test_cut_off_weights_are_refused(drafter: Callable[..., str]) -> None:
         check_drafter(path, TARGET)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 64,
+        (2).to_bytes(8, "little") + b"[]",
+        (10).to_bytes(8, "little") + b'{"a": [1]}',
+        (26).to_bytes(8, "little") + b'{"a": {"data_offsets": []}}',
+    ],
+)
+def test_garbage_for_weights_is_refused(drafter: Callable[..., str], content: bytes) -> None:
+    path = drafter()
+    (Path(path) / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is no whole safetensors file"):
+        check_drafter(path, TARGET)
+
+
+def test_file_for_a_folder_is_refused(drafter: Callable[..., str]) -> None:
+    path = drafter()
+    with pytest.raises(CheckpointError, match=rf"is a file; .* Give its folder, {path}\."):
+        check_drafter(f"{path}/model.safetensors", TARGET)
+
+
+def test_gguf_file_is_read_with_the_config_beside_it(drafter: Callable[..., str]) -> None:
+    file = Path(drafter()) / "model.blob"
+    file.write_bytes(b"GGUF")
+    assert check_drafter(str(file), TARGET).tensors is None
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "[1, 2]", '"text"', "5"])
+def test_config_that_is_no_mapping_is_refused(drafter: Callable[..., str], content: str) -> None:
+    path = drafter()
+    (Path(path) / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"The config\.json of .* holds .*, it must be a mapping"):
+        check_drafter(path, TARGET)
+
+
 def test_missing_config_and_missing_path_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"No readable config\.json"):
         check_drafter(str(tmp_path), TARGET)
@@ -273,3 +322,20 @@ def test_both_shapes_of_rope_give_sglang_the_same_rotation(
     frequencies = 5000.0 ** -(torch.arange(0, 32, 2) / 32)
     angles = torch.arange(64)[:, None] * frequencies
     torch.testing.assert_close(rotation.cos_sin_cache, torch.cat([angles.cos(), angles.sin()], dim=-1))
+
+
+@pytest.mark.usefixtures("sglang_with_plugins")
+def test_malformed_config_is_named_before_sglang_reads_it(drafter: Callable[..., str]) -> None:
+    from sglang.srt.arg_groups.speculative_hook import handle_speculative_decoding
+    from sglang.srt.server_args import ServerArgs
+
+    path = drafter(architectures=[1], rope_parameters="x")
+    record = ServerArgs(
+        model_path="some/model", speculative_algorithm="ddtree", speculative_draft_model_path=path
+    )
+    with pytest.raises(DrafterError) as caught:
+        handle_speculative_decoding(record)
+    assert str(caught.value).startswith(
+        f"The drafter {path} cannot be used by DDTREE: rope_parameters is 'x'"
+    )
+    assert "architectures is [1]" in str(caught.value)

@@ -63,6 +63,37 @@ def test_yaml_file_sets_the_flags_and_the_command_line_wins(tmp_path: Path) -> N
     assert ddtree_config(record) == DDTreeConfig(budget=7, topk_cap=5, allow_hybrid_unsafe=True)
 
 
+@pytest.mark.parametrize(
+    ("content", "arguments"),
+    [
+        ("speculative-algorithm: DDTREE\n", []),
+        ("speculative-ddtree-budget: 7\n", []),
+        ("port: 31999\n", ["--speculative-algorithm", "DDTREE"]),
+        (None, ["--speculative-algorithm", "DDTREE"]),
+    ],
+)
+def test_yaml_file_that_sglang_does_not_read_is_refused(
+    tmp_path: Path, content: str | None, arguments: list[str]
+) -> None:
+    from sglang.srt.server_args import prepare_server_args
+
+    file = tmp_path / "server.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=rf"^--config={file}: .* Write --config {file}$"):
+        prepare_server_args(["--model-path", "some/model", f"--config={file}", *arguments])
+
+
+def test_yaml_file_of_another_server_is_left_to_sglang(tmp_path: Path) -> None:
+    from sglang.srt.server_args import prepare_server_args
+
+    file = tmp_path / "server.yaml"
+    file.write_text("speculative-algorithm: DFLASH\n")
+    for path in (file, tmp_path, tmp_path / "absent"):
+        record = prepare_server_args(["--model-path", "some/model", f"--config={path}"])
+        assert record.speculative_algorithm is None
+
+
 def test_engine_takes_the_keywords() -> None:
     record = engine_arguments(speculative_algorithm="DDTREE", speculative_ddtree_budget=9, port=31999)
     assert ddtree_config(record) == DDTreeConfig(budget=9)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from e2e.checkpoints import make_drafter
 from sglang_ddtree.host import refusals
 from sglang_ddtree.host.backend import resolve_attention_backend
 from sglang_ddtree.host.refusal_rows import OPTION_ROWS, TARGET_ROWS, OptionRow, TargetRow
@@ -152,7 +153,7 @@ def test_window_of_the_loaded_model_is_refused() -> None:
 
 def test_table_lists_every_row() -> None:
     table = refusals.refusal_table()
-    assert len(table) == 4 + len(OPTION_ROWS) + len(TARGET_ROWS)
+    assert len(table) == 5 + len(OPTION_ROWS) + len(TARGET_ROWS)
     assert all(set(row) == {"option", "allowed", "why"} and all(row.values()) for row in table)
 
 
@@ -179,3 +180,40 @@ def test_backend_must_take_a_tree_mask(
             resolve_attention_backend(options)
     else:
         assert resolve_attention_backend(options) == chosen
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_drafter(tmp_path_factory.mktemp("drafter"), block_size=16, vocabulary=64))
+
+
+@pytest.mark.parametrize("budget", [2, 8, 32])
+def test_published_widths_are_accepted_and_no_others(drafter: str, budget: int) -> None:
+    from sglang_ddtree.step.plan import StepPlan
+
+    given = defaults() | {
+        "speculative_draft_model_path": drafter,
+        "_ddtree_options": {"budget": budget},
+    }
+    published = StepPlan.resolve(block_size=16, budget=budget, topk_cap=16, vocab_size=64).host_fields()
+    assert list(refusals._width_problems(SimpleNamespace(**(given | published)))) == []
+    for field, value in published.items():
+        (problem,) = refusals._width_problems(SimpleNamespace(**(given | {field: value + 1})))
+        flag = "--" + field.replace("_", "-")
+        assert problem.startswith(f"{flag} {value + 1}: DDTREE takes {value} at --speculative-ddtree-budget")
+
+
+@pytest.mark.parametrize(("value", "refused"), [(None, False), ("triton", False), ("fa3", True)])
+def test_draft_backend_must_be_the_targets(
+    value: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_out_of_tree", lambda self: False)
+    given = {"speculative_draft_attention_backend": value}
+    # SGLang's resolution has written a value of its own over the user's.
+    resolved = {"attention_backend": "triton", "speculative_draft_attention_backend": "flashinfer"}
+    options = SimpleNamespace(**(defaults() | resolved), _raw_input=defaults() | given)
+    problems = list(refusals._draft_backend_problems(options))
+    expected = "--speculative-draft-attention-backend fa3: one backend serves draft and verify, here triton. "
+    assert problems == ([expected + "Leave it out"] if refused else [])
