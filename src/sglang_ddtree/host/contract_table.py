@@ -128,8 +128,14 @@ ROWS = (
         "DFlashDraftModel",
     ),
     *_names(
+        "sglang.srt.layers.logits_processor",
+        "host.startup",
+        "should_apply_lm_head_quant_method(lm_head, quant_method)",
+    ),
+    *_names(
         "sglang.srt.speculative.dflash_utils",
-        "host.drafter, host.admission",
+        "host.startup, host.drafter, host.admission",
+        "is_dense_head_weight(weight)",
         "parse_dflash_draft_config(*, draft_hf_config)",
         "validate_dflash_request(req, enable_overlap)",
     ),

@@ -28,9 +28,11 @@ class CandidateHead:
 
     def candidates(self, hidden_states: torch.Tensor) -> DraftCandidates:
         """hidden_states: [batch * block_size, hidden]; slot 0 is the bonus token and proposes nothing."""
-        hidden = hidden_states.view(-1, self.block_size, hidden_states.shape[-1])[:, 1:]
+        size = hidden_states.shape[-1]
+        hidden = hidden_states.view(-1, self.block_size, size)[:, 1:].reshape(-1, size)
+        # Two dimensions: a batched product would read the head once per request.
         logits = torch.matmul(hidden.to(self.weight.dtype), self.weight.T)
-        return draft_candidates(logits, self.topk)
+        return draft_candidates(logits.view(-1, self.block_size - 1, logits.shape[-1]), self.topk)
 
 
 class CapturedHead:
