@@ -13,6 +13,9 @@ import pytest
 from e2e import checkpoints, serving
 from e2e.hf import GreedyOracle
 
+# Threads that wait for each other at every product come to a halt beside a busy server.
+torch.set_num_threads(1)
+
 Launch = Callable[..., AbstractContextManager[serving.Server]]
 
 

@@ -21,6 +21,8 @@ RETRACTED = "Retract requests"
 DEFAULTS = {
     "dtype": "float32",
     "skip_server_warmup": True,
+    # An idle scheduler polls: without this it takes a core from whatever the test computes meanwhile.
+    "sleep_on_idle": True,
     "max_total_tokens": 8192,
     "max_running_requests": 8,
 }
