@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from e2e import checkpoints, serving
 from e2e.hf import GreedyOracle
