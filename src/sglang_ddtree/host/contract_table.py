@@ -263,7 +263,6 @@ ROWS = (
         "sglang.srt.speculative.eagle_info",
         "step.verify_input, step.verify",
         "EagleVerifyInput",
-        "EagleVerifyInput.max_tree_depth(self)",
         "EagleVerifyInput.tree_topk(self)",
         "EagleVerifyInput.prepared_out_cache_loc",
     ),
@@ -296,11 +295,6 @@ ROWS = (
         "MHATokenToKVPool.use_native_move_kv_cache",
     ),
     *_names(
-        "sglang.srt.layers.sampler",
-        "step.accept",
-        "multinomial_with_seed(logprobs, seed, positions)",
-    ),
-    *_names(
         "sglang.srt.sampling.sampling_batch_info",
         "step.accept",
         "SamplingBatchInfo.is_all_greedy",
@@ -311,6 +305,7 @@ ROWS = (
         "SamplingBatchInfo.need_top_k_sampling",
         "SamplingBatchInfo.need_top_p_sampling",
         "SamplingBatchInfo.need_min_p_sampling",
+        "SamplingBatchInfo.max_top_k",
         "SamplingBatchInfo.sampling_seed",
     ),
     *_names(

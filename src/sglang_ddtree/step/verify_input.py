@@ -20,10 +20,6 @@ class DDTreeVerifyInput(EagleVerifyInput):
     tree_mask: torch.Tensor | None = None
 
     @property
-    def max_tree_depth(self) -> int:
-        return self.spec_steps + 1
-
-    @property
     def tree_topk(self) -> int:
         # No fixed branching per level.
         return -1
