@@ -65,8 +65,9 @@ OPTIONS = (
     Option(
         "allow_hybrid_unsafe",
         default=False,
-        help="Serve a hybrid target (Mamba, GDN or other linear attention). Used by a later version: this "
-        "one refuses hybrid targets with or without it.",
+        help="Serve a hybrid target whose recurrent layers are not proven to follow the accepted node (Mamba, "
+        "KDA, Lightning attention, short convolutions). Its text may differ from plain decoding. Changes "
+        "nothing for other targets, Qwen3-Next and Qwen3.5 included.",
     ),
 )
 

@@ -41,7 +41,7 @@ def failure() -> str | None:
 
 
 def _register() -> None:
-    from .host import admission, backend, drafter, flags, seams
+    from .host import admission, backend, drafter, flags, recurrent_seams, seams
     from .step import algorithm
 
     algorithm.register()
@@ -50,6 +50,7 @@ def _register() -> None:
     drafter.install()
     admission.install()
     seams.install()
+    recurrent_seams.install()
 
 
 def _stand_aside(message: str) -> None:

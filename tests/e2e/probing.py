@@ -11,7 +11,12 @@ PROBE = Path(__file__).parent / "probe"
 
 
 def environment(
-    *, trace: Path | None = None, script: Path | None = None, argmax: bool = False
+    *,
+    trace: Path | None = None,
+    script: Path | None = None,
+    argmax: bool = False,
+    logits: bool = False,
+    chain: bool = False,
 ) -> dict[str, str]:
     """Variables that switch the probe on in a server's processes."""
     variables = {"PYTHONPATH": str(PROBE)}
@@ -19,8 +24,9 @@ def environment(
         variables["DDTREE_PROBE_TRACE"] = str(trace)
     if script is not None:
         variables["DDTREE_PROBE_SCRIPT"] = str(script)
-    if argmax:
-        variables["DDTREE_PROBE_ARGMAX"] = "1"
+    for name, wanted in (("ARGMAX", argmax), ("LOGITS", logits), ("CHAIN", chain)):
+        if wanted:
+            variables[f"DDTREE_PROBE_{name}"] = "1"
     return variables
 
 

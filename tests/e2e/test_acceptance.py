@@ -52,8 +52,8 @@ def greedy_oracle(demo_target: Path) -> GreedyOracle:
 def options(drafter: Path, **changes: Any) -> dict[str, Any]:
     return {
         "speculative_draft_model_path": drafter,
-        "max_running_requests": 48,
-        "max_total_tokens": 32768,
+        "max_running_requests": 16,
+        "max_total_tokens": 16384,
         "threads": 2,
         **changes,
     }
@@ -61,12 +61,15 @@ def options(drafter: Path, **changes: Any) -> dict[str, Any]:
 
 def ask(server: Any, prompts: list[list[int]], **sampling: Any) -> list[dict[str, Any]]:
     params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "stop_token_ids": [STOP], **sampling}
-    return server.generate(
-        [
-            {"rid": f"prompt-{index}-{params['temperature']}", "input_ids": prompt, "sampling_params": params}
-            for index, prompt in enumerate(prompts)
-        ]
-    )
+    requests = [
+        {"rid": f"prompt-{index}-{params['temperature']}", "input_ids": prompt, "sampling_params": params}
+        for index, prompt in enumerate(prompts)
+    ]
+    # In batches that a slow machine answers within the client's timeout.
+    answers = []
+    for first in range(0, len(requests), 16):
+        answers += server.generate(requests[first : first + 16])
+    return answers
 
 
 def tokens_per_forward(answers: list[dict[str, Any]]) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,48 +11,20 @@ from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
 from e2e.prompts import mixed_prompts
-from e2e.serving import Server
+from e2e.staging import NEW_TOKENS, Stage, open_stage, payload
 
 BLOCK = 16
 BUDGET = 64
-NEW_TOKENS = 40
-
-
-class Stage:
-    """One server, one script after the other."""
-
-    def __init__(self, server: Server, script: Path, trace: Path) -> None:
-        self.server, self._script, self._trace = server, script, trace
-
-    def play(self, texts: dict[str, list[int]], **script: Any) -> None:
-        """From now on request number i of `texts` accepts accept[i] tokens a step; see `probe/ddtree_probe.py`."""
-        self._script.write_text(json.dumps({"texts": texts, "ranks": [0], **script}))
-        self._trace.write_text("")
-
-    def steps(self) -> dict[str, list[dict[str, Any]]]:
-        return probing.read_trace(self._trace)
 
 
 @pytest.fixture(scope="module")
 def stage(
     launch: Launch, tiny_target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
-    folder = tmp_path_factory.mktemp("stage")
-    script, trace = folder / "script.json", folder / "trace"
-    script.write_text("{}")
-    with launch(
-        tiny_target,
-        environment=probing.environment(trace=trace, script=script),
-        speculative_algorithm="DDTREE",
-        speculative_draft_model_path=tiny_drafter,
-        speculative_ddtree_budget=BUDGET,
-    ) as server:
-        yield Stage(server, script, trace)
-
-
-def payload(rid: str, prompt: list[int], **sampling: Any) -> dict[str, Any]:
-    params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, **sampling}
-    return {"rid": rid, "input_ids": prompt, "sampling_params": params}
+    with open_stage(
+        launch, tmp_path_factory.mktemp("stage"), tiny_target, tiny_drafter, speculative_ddtree_budget=BUDGET
+    ) as stage:
+        yield stage
 
 
 @pytest.fixture(scope="module")

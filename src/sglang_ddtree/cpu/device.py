@@ -51,6 +51,10 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
         return window_cache_locs
 
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        # Snapshots of recurrent states for the radix cache: cpu/hybrid_ops.py copies them.
+        return True
+
     def get_compile_backend(self, mode: str | None = None) -> str:
         return "eager"
 

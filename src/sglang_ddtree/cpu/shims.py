@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sglang_ddtree.cpu import absent_torchvision, torch_ops
+from sglang_ddtree.cpu import absent_torchvision, conv_ops, gdn_ops, hybrid_ops, torch_ops
 from sglang_ddtree.cpu.platform import PLATFORM_NAME, is_selected
 
 logger = logging.getLogger(__name__)
@@ -119,6 +119,21 @@ def _ignore_record_stream_on_cpu() -> None:
     torch.Tensor.record_stream = record_stream  # type: ignore[method-assign, assignment]
 
 
+def _pin_memory_raises() -> bool:
+    try:
+        torch.empty(1).pin_memory()
+    except (RuntimeError, NotImplementedError):
+        return True
+    return False
+
+
+def _ignore_pin_memory() -> None:
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        return self
+
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+
+
 _EXTEND_KWARGS = "sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs"
 
 
@@ -156,6 +171,141 @@ def _replace(target: str, function: Callable[..., Any]) -> None:
     HookRegistry.register(target, function, HookType.REPLACE)
 
 
+_OPS = "sglang.kernels.ops"
+_CONV = f"{_OPS}.mamba.causal_conv1d_triton"
+_SCATTER = f"{_OPS}.mamba.mamba_state_scatter_triton"
+_PROJECTION = f"{_OPS}.attention.triton_gdn_fused_proj"
+_GATES = f"{_OPS}.elementwise.elementwise"
+_FLA = f"{_OPS}.attention.fla"
+_LINEAR = f"{_OPS}.attention.linear"
+
+_HYBRID_KERNELS: tuple[tuple[str, str, int, str, Callable[..., Any]], ...] = (
+    # (module, function, its line that launches Triton, what is launched there, the torch function)
+    (_CONV, "causal_conv1d_fn", 544, "_causal_conv1d_fwd_kernel", conv_ops.causal_conv1d_fn),
+    (_CONV, "causal_conv1d_update", 1168, "_causal_conv1d_update_kernel", conv_ops.causal_conv1d_update),
+    (
+        f"{_LINEAR}.fused_gdn_gating",
+        "fused_gdn_gating",
+        59,
+        "fused_gdn_gating_kernel",
+        gdn_ops.fused_gdn_gating,
+    ),
+    (
+        f"{_FLA}.chunk",
+        "chunk_gated_delta_rule",
+        254,
+        "ChunkGatedDeltaRuleFunction.apply",
+        gdn_ops.chunk_gated_delta_rule,
+    ),
+    (
+        f"{_FLA}.fused_recurrent",
+        "fused_recurrent_gated_delta_rule_packed_decode",
+        386,
+        "fused_recurrent_gated_delta_rule_packed_decode_kernel",
+        gdn_ops.fused_recurrent_gated_delta_rule_packed_decode,
+    ),
+    (
+        f"{_LINEAR}.fused_sigmoid_gating_recurrent",
+        "fused_sigmoid_gating_delta_rule_update",
+        698,
+        "fused_sigmoid_gating_delta_rule_update_kernel",
+        gdn_ops.fused_sigmoid_gating_delta_rule_update,
+    ),
+    (
+        _PROJECTION,
+        "fused_qkvzba_split_reshape_cat",
+        139,
+        "fused_qkvzba_split_reshape_cat_kernel",
+        hybrid_ops.fused_qkvzba_split_reshape_cat,
+    ),
+    (
+        _PROJECTION,
+        "fused_qkvzba_split_reshape_cat_contiguous",
+        324,
+        "fused_qkvzba_split_reshape_cat_contiguous_kernel",
+        hybrid_ops.fused_qkvzba_split_reshape_cat_contiguous,
+    ),
+    (
+        f"{_FLA}.layernorm_gated",
+        "_layer_norm_fwd",
+        319,
+        "_layer_norm_fwd_1pass_kernel",
+        hybrid_ops.layer_norm_fwd,
+    ),
+    (
+        f"{_FLA}.fused_norm_gate",
+        "rms_norm_gated",
+        394,
+        "LayerNormGatedFunction.apply",
+        hybrid_ops.rms_norm_gated,
+    ),
+    (_GATES, "fused_sigmoid_mul", 100, "_fused_sigmoid_mul_kernel", hybrid_ops.fused_sigmoid_mul),
+    (
+        _GATES,
+        "fused_gate_sigmoid_mul",
+        263,
+        "_launch_fused_gate_sigmoid_mul",
+        hybrid_ops.fused_gate_sigmoid_mul,
+    ),
+    (
+        _GATES,
+        "fused_gate_sigmoid_mul_add",
+        280,
+        "_launch_fused_gate_sigmoid_mul",
+        hybrid_ops.fused_gate_sigmoid_mul_add,
+    ),
+    (
+        _SCATTER,
+        "track_mamba_states_if_needed",
+        169,
+        "track_mamba_state_if_needed_kernel",
+        hybrid_ops.track_mamba_states_if_needed,
+    ),
+    (
+        _SCATTER,
+        "track_mamba_states_all_layers",
+        931,
+        "_launch_track_mamba_states",
+        hybrid_ops.track_mamba_states_all_layers,
+    ),
+    (
+        _SCATTER,
+        "fused_mamba_state_scatter_with_mask",
+        396,
+        "_fused_mamba_state_scatter_with_mask_kernel",
+        hybrid_ops.scatter_states,
+    ),
+    (
+        _SCATTER,
+        "fused_conv_window_scatter_with_mask",
+        548,
+        "_fused_conv_window_scatter_with_mask_kernel",
+        hybrid_ops.scatter_states,
+    ),
+    (
+        _SCATTER,
+        "fused_conv_window_scatter_multi",
+        765,
+        "_fused_conv_window_scatter_multi_kernel",
+        hybrid_ops.fused_conv_window_scatter_multi,
+    ),
+)
+
+
+def _hybrid_kernel_shim(
+    module: str, function: str, line: int, launches: str, replacement: Callable[..., Any]
+) -> Shim:
+    target = f"{module}.{function}"
+    return Shim(
+        name=function.strip("_").replace("_", "-"),
+        answers=f"{module.removeprefix('sglang.').replace('.', '/')}.py:{line}",
+        why="layers of hybrid models and their states are computed in Triton",
+        needed=lambda: launches in _source_of(module),
+        apply=lambda: _replace(target, replacement),
+        hook_target=target,
+    )
+
+
 def _source_of(module: str) -> str:
     """The text of a module, read without importing it (SGLang's larger ones take seconds)."""
     spec = importlib.util.find_spec(module)
@@ -187,6 +337,13 @@ SHIMS: tuple[Shim, ...] = (
         apply=_ignore_record_stream_on_cpu,
     ),
     Shim(
+        name="pin-memory",
+        answers="srt/managers/schedule_batch.py:3830",
+        why="pin_memory raises on a machine without an accelerator, where no copy needs it",
+        needed=_pin_memory_raises,
+        apply=_ignore_pin_memory,
+    ),
+    Shim(
         name="input-embeds-dtype",
         answers="srt/model_executor/model_runner.py:1772",
         why="the draft's input embeddings are cast to bfloat16 whatever the model's dtype",
@@ -210,4 +367,5 @@ SHIMS: tuple[Shim, ...] = (
         apply=lambda: _replace(_ASSIGN_ROWS, torch_ops.assign_req_to_token_pool),
         hook_target=_ASSIGN_ROWS,
     ),
+    *(_hybrid_kernel_shim(*row) for row in _HYBRID_KERNELS),
 )

@@ -193,10 +193,11 @@ def _drafter(draft: str, model: str | None) -> Iterator[Finding]:
 def _target(model: str) -> Iterator[Finding]:
     from sglang.srt.configs.model_config import ModelConfig
 
+    from ..config import DDTreeConfig
     from .refusals import target_problems
 
     config = ModelConfig(model, trust_remote_code=False)  # as a server without further flags reads it
-    problems = list(target_problems(config))
+    problems = list(target_problems(config, DDTreeConfig()))
     for problem in problems:
         yield Finding("target", model, FAIL, problem)
     if not problems:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .recurrent import follows_accepted_node
+
 
 @dataclass(frozen=True)
 class OptionRow:
@@ -146,15 +148,19 @@ OPTION_ROWS = (
     _unset("dllm_algorithm", "a diffusion model does not decode token by token"),
     _off("is_embedding", "an embedding model does not decode"),
     _off("enable_linear_replayssm_spec", "its verify is strictly causal, a chain"),
+    _off("enable_linear_replayssm", "it serves plain decoding, which a DDTREE server does not do"),
+    OptionRow(
+        "linear_attn_verify_backend",
+        "unset",
+        lambda value: value is not None,
+        "GDN layers are verified by this package's own kernels",
+        "Leave it out.",
+    ),
+    _off("enable_int8_mamba_checkpoint", "checkpoints of the recurrent state are kept exact"),
+    _off("enable_mamba_cache_stochastic_rounding", "the recurrent state is rounded to the nearest value"),
     _off("enable_nvidia_megakernel", "it replaces the forward by one without a tree mask"),
     _off("enable_amd_monokernel", "it replaces the forward by one without a tree mask"),
 )
-
-
-def _is_hybrid(model_config: Any) -> bool:
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-
-    return mambaish_config(model_config) is not None
 
 
 def _slides(model_config: Any) -> bool:
@@ -162,14 +168,13 @@ def _slides(model_config: Any) -> bool:
     return bool(model_config.is_hybrid_swa) or "sliding_attention" in layer_types
 
 
+def _takes_images(model_config: Any) -> bool:
+    # Qwen3.5's checkpoints carry a vision tower; text goes through them as through any other target, and
+    # requests with images are refused one by one.
+    return bool(model_config.is_multimodal) and not follows_accepted_node(model_config)
+
+
 TARGET_ROWS = (
-    TargetRow(
-        "hybrid target (Mamba, GDN or other linear attention)",
-        _is_hybrid,
-        "recurrent states are not kept per node of the tree",
-        "A later version serves it under --speculative-ddtree-allow-hybrid-unsafe; here that flag changes "
-        "nothing. Use another target or --speculative-algorithm DFLASH.",
-    ),
     TargetRow(
         "sliding-window target",
         _slides,
@@ -181,8 +186,8 @@ TARGET_ROWS = (
         "the chunks would be counted by the node's index in the tree, not by its depth",
     ),
     TargetRow(
-        "multimodal target",
-        lambda config: bool(config.is_multimodal),
+        "multimodal target other than Qwen3.5",
+        _takes_images,
         "positions of images and audio are not kept per node of the tree",
     ),
     TargetRow(

@@ -9,6 +9,7 @@ from ..config import ALGORITHM, DDTreeConfig
 from .backend import resolve_attention_backend
 from .checkpoint import option, read_config
 from .flags import ddtree_config
+from .recurrent import GDN, follows_accepted_node, gdn_problems, recurrent_family
 from .refusal_rows import OPTION_ROWS, TARGET_ROWS
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def check_server_args(server_args: Any) -> None:
     if not problems:
         from sglang.srt.arg_groups.overrides import model_config_of
 
-        problems += target_problems(model_config_of(server_args))
+        model_config = model_config_of(server_args)
+        problems += target_problems(model_config, ddtree_config(cfg))
+        problems += _recurrent_problems(cfg, model_config)
     _raise(problems)
 
 
@@ -49,7 +52,10 @@ def check_in_worker(server_args: Any, model_config: Any, sliding_window_size: in
     `sliding_window_size` is the loaded model's, which some checkpoints do not state in their config.
     Raises `ValueError` that lists everything refused.
     """
-    problems = [*_option_problems(_view(server_args)), *target_problems(model_config)]
+    problems = [
+        *_option_problems(_view(server_args)),
+        *target_problems(model_config, ddtree_config(server_args)),
+    ]
     if sliding_window_size is not None and sliding_window_size >= 0:
         problems.append(f"sliding-window target: the loaded model has a window of {sliding_window_size}")
     _raise(problems)
@@ -70,6 +76,7 @@ def refusal_table() -> list[dict[str, str]]:
     )
     rows += [{"option": f"`{row.name}`", "allowed": row.allowed, "why": row.why} for row in OPTION_ROWS]
     rows += [{"option": row.name, "allowed": "no", "why": row.why} for row in TARGET_ROWS]
+    rows.append({"option": _OTHER_RECURRENT, "allowed": f"with `{_UNSAFE}`", "why": _UNPROVEN})
     return rows
 
 
@@ -79,6 +86,10 @@ _WIDTHS = {
     "--speculative-num-steps": "unset, or what /server_info shows",
     "--speculative-eagle-topk": "unset, or what /server_info shows",
 }
+
+_OTHER_RECURRENT = "target with recurrent layers other than Qwen3-Next's and Qwen3.5's GDN"
+_UNSAFE = "--speculative-ddtree-allow-hybrid-unsafe"
+_UNPROVEN = "it is not proven that the state follows the accepted node"
 
 _DRAFT_BACKEND = "--speculative-draft-attention-backend"
 _ONE_BACKEND = "one backend serves draft and verify"
@@ -179,12 +190,28 @@ def _as_given(cfg: Any) -> Any:
     return raw.get if raw is not None else lambda field: getattr(cfg, field)
 
 
-def target_problems(model_config: Any) -> Iterator[str]:
+def target_problems(model_config: Any, config: DDTreeConfig) -> Iterator[str]:
     """Why a target of SGLang's `ModelConfig` is not served, one text per reason."""
     architectures = getattr(model_config.hf_config, "architectures", None)
     for row in TARGET_ROWS:
         if row.refused(model_config):
             yield f"{row.name} {architectures}: {row.why}. {row.fix}"
+    family = recurrent_family(model_config)
+    if family not in (None, GDN) and not config.allow_hybrid_unsafe:
+        yield (
+            f"hybrid target {architectures} with {family} layers: {_UNPROVEN}, so its text may differ from "
+            f"plain decoding. Use --speculative-algorithm DFLASH, or take the risk with {_UNSAFE}"
+        )
+
+
+def _recurrent_problems(cfg: Any, model_config: Any) -> list[str]:
+    if not follows_accepted_node(model_config):
+        return []
+    plan = _plan(cfg, ddtree_config(cfg))
+    if plan is None:
+        return []  # the drafter's own check says what is wrong with it
+    tracks = not cfg.disable_radix_cache and str(cfg.mamba_radix_cache_strategy).startswith("extra_buffer")
+    return gdn_problems(model_config, plan.verify_width, cfg.mamba_track_interval if tracks else None)
 
 
 def _raise(problems: list[str]) -> None:

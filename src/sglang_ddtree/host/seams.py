@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.spec_info import SpecInput
 
 
-def _serves_ddtree() -> bool:
+def serves_ddtree() -> bool:
     from sglang.srt.runtime_context import get_spec
 
     return get_spec().speculative_algorithm == "DDTREE"
 
 
 def reserve_both_widths(original: Callable[..., Any], reqs: Any, *, reserve: int, page_size: int) -> Any:
-    if _serves_ddtree():
+    if serves_ddtree():
         from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
         reserve = max(reserve, get_alloc_reserve_per_decode())
@@ -29,7 +29,7 @@ def reserve_both_widths(original: Callable[..., Any], reqs: Any, *, reserve: int
 
 
 def widen_row(result: int) -> int:
-    if not _serves_ddtree():
+    if not serves_ddtree():
         return result
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
 
@@ -37,7 +37,7 @@ def widen_row(result: int) -> int:
 
 
 def relay_no_hidden_states(result: bool) -> bool:
-    return False if _serves_ddtree() else result
+    return False if serves_ddtree() else result
 
 
 def dummy_verify_input(

@@ -9,6 +9,7 @@ import torch
 from sglang.srt.runtime_context import get_spec
 
 from .flags import ddtree_config
+from .recurrent import recurrent_family
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -51,6 +52,7 @@ def resolve(server_args: ServerArgs) -> None:
     if server_args.max_running_requests is None:
         # What SGLang takes for DFLASH.
         server_args.max_running_requests = 48
+        logger.warning("DDTREE sets --max-running-requests to 48; set it to choose another number.")
 
 
 def worker_plan(server_args: ServerArgs, model_runner: ModelRunner) -> StepPlan:
@@ -104,6 +106,8 @@ def dense_lm_head(lm_head: Any) -> Any:
 
 
 def log_ready(worker: DDTreeWorker) -> None:
+    from ..step.recurrent import tree_backend
+
     plan = worker.plan
     logger.info(
         "DDTREE ready. block_size=%d, budget=%d, topk=%d, verify_width=%d, max_depth=%d, memory=%s",
@@ -114,6 +118,17 @@ def log_ready(worker: DDTreeWorker) -> None:
         plan.max_depth,
         memory_line(worker),
     )
+    recurrent = tree_backend(worker.model_runner)
+    if recurrent is not None:
+        logger.info(
+            "DDTREE records the inputs of GDN layers: %s", recurrent.plan.describe(recurrent.requests)
+        )
+    elif worker.has_recurrent_layers:
+        logger.warning(
+            "DDTREE serves a target with %s layers at the user's risk "
+            "(--speculative-ddtree-allow-hybrid-unsafe): its text may differ from plain decoding.",
+            recurrent_family(worker.model_runner.model_config),
+        )
 
 
 def memory_line(worker: DDTreeWorker) -> str:

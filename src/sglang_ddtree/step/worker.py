@@ -17,12 +17,14 @@ from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from ..host import startup
+from ..host.recurrent import recurrent_family
 from ..tree.build import build_tree
 from ..tree.topology import tree_topology
 from .accept import accept
 from .commit import commit_draft_kv, commit_target_kv
 from .draft import CandidateHead, CapturedHead, draft, target_lm_head
 from .prewarm import rehearse_sampling
+from .recurrent import commit_recurrent, tree_backend
 from .verify import verify
 from .window import host_lengths, open_window
 
@@ -51,6 +53,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self.plan = startup.worker_plan(server_args, target_worker.model_runner)
         with get_spec().override(**self.plan.draft_fields()):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
+        self.has_recurrent_layers = recurrent_family(target_worker.model_runner.model_config) is not None
         self.candidate_head = self._build_candidate_head()
         self.captured_head: CapturedHead | None = None
         self.speculative_num_draft_tokens = self.plan.verify_width
@@ -157,6 +160,9 @@ class DDTreeWorker(DFlashWorkerV2):
         candidates = draft(self, batch, bonus_tokens, window, host)
         tree = self._build_tree(candidates, bonus_tokens)
         topology = tree_topology(tree, window.prefix_lens)
+        recurrent = tree_backend(self.model_runner)
+        if recurrent is not None:
+            recurrent.set_tree(tree, topology)
         output = verify(self, batch, tree, topology, window, host)
         accepted = accept(tree, topology, output.logits_output.next_token_logits, batch.sampling_info)
 
@@ -164,6 +170,8 @@ class DDTreeWorker(DFlashWorkerV2):
         if on_publish is not None:
             on_publish(new_seq_lens)
         commit_target_kv(self, accepted, window)
+        if self.has_recurrent_layers:
+            commit_recurrent(self, batch, accepted, window)
         commit_draft_kv(self, accepted, window, output.logits_output.hidden_states, tree.width)
         # The scheduler copies what it is given to the host; nobody reads these there.
         output.logits_output.hidden_states = None

@@ -10,7 +10,9 @@ DDTREE_PROBE_SCRIPT   a JSON file {"texts": {rid: [tokens]}, "accept": [lengths]
                       siblings, and wrong tokens elsewhere. With "nodes", the tree is cut to n real nodes.
 DDTREE_PROBE_SYNC     n: after n decode steps on CUDA, every host round trip inside a step raises.
 DDTREE_PROBE_PROFILE  a file; the CUDA copies and kernels of decode steps 40 to 44, one JSON line each.
+DDTREE_PROBE_LOGITS   "1": the trace also has the logits of the last node at depth 2, `deep_logits`, and its slot.
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
+DDTREE_PROBE_CHAIN    "1": convolutions read the nodes before, not the ancestors, which is wrong on purpose.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ TRACE = os.environ.get("DDTREE_PROBE_TRACE")
 SCRIPT = os.environ.get("DDTREE_PROBE_SCRIPT")
 PROFILE = os.environ.get("DDTREE_PROBE_PROFILE")
 SYNC = int(os.environ.get("DDTREE_PROBE_SYNC", "0"))
+LOGITS = os.environ.get("DDTREE_PROBE_LOGITS") == "1"
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
+CHAIN = os.environ.get("DDTREE_PROBE_CHAIN") == "1"
 
 
 def load() -> None:
-    if not (TRACE or SCRIPT or ARGMAX or SYNC or PROFILE):
+    if not (TRACE or SCRIPT or ARGMAX or CHAIN or SYNC or PROFILE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -37,6 +41,8 @@ def load() -> None:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._build_tree", cut_tree, HookType.AFTER)
     if ARGMAX:
         HookRegistry.register("sglang_ddtree.step.accept.target_choice", argmax_choice, HookType.REPLACE)
+    if CHAIN:
+        HookRegistry.register("sglang_ddtree.recurrent.taps.ancestor_taps", chain_taps, HookType.REPLACE)
     if PROFILE:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._decode", profile_step, HookType.AROUND)
     if SYNC:
@@ -107,6 +113,15 @@ def profile_step(original: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def chain_taps(tree: Any, taps: int, out: Any = None) -> Any:
+    import torch
+
+    batch, width = tree.parents.shape
+    rows = torch.arange(width, dtype=torch.int32).unsqueeze(1) - torch.arange(taps, dtype=torch.int32)
+    out[:batch] = rows
+    return out[:batch]
+
+
 def argmax_choice(positions: Any, logits: Any, sampling_info: Any) -> Any:
     return logits.argmax(dim=-1)
 
@@ -128,6 +143,10 @@ def trace_step(result: Any, tree: Any, topology: Any, logits: Any, sampling_info
                 "width": tree.width,
                 **_batch["modes"],
             }
+            deep = (tree.depths[row] == 2).nonzero()
+            if LOGITS and len(deep):
+                record["deep_slot"] = int(deep[-1])
+                record["deep_logits"] = logits.view(*tree.tokens.shape, -1)[row, int(deep[-1])].tolist()
             print(json.dumps(record), file=out)
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import ast
+import inspect
 import linecache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,11 @@ LINES = {
     "input-embeds-dtype": "bfloat16()",
     "last-loc": "get_last_loc_triton",
     "assign-rows": "assign_req_to_token_pool[",
+    "pin-memory": "track_mask_cpu.pin_memory()",
+    **{
+        function.strip("_").replace("_", "-"): launches
+        for _, function, _, launches, _ in shims._HYBRID_KERNELS
+    },
 }
 
 
@@ -74,3 +82,15 @@ def test_every_shim_names_the_line_it_answers() -> None:
     for one in shims.SHIMS:
         path, _, number = one.answers.partition(":")
         assert LINES[one.name] in linecache.getline(str(Path(spec.origin).parent / path), int(number))
+
+
+@pytest.mark.parametrize("row", shims._HYBRID_KERNELS, ids=lambda row: row[1])
+def test_a_replacement_takes_the_parameters_of_its_kernel(row: tuple[str, str, int, str, Any]) -> None:
+    module, name, _, _, replacement = row
+    tree = ast.parse(shims._source_of(module))
+    (kernel,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    given = kernel.args
+    wanted = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    found = inspect.signature(replacement).parameters
+    assert [one for one in found if one != "kwargs"] == wanted
+    assert ("kwargs" in found) == (given.kwarg is not None)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from e2e.checkpoints import make_drafter
-from sglang_ddtree.host import refusals
+from sglang_ddtree.host import refusal_rows, refusals
 from sglang_ddtree.host.backend import resolve_attention_backend
+from sglang_ddtree.host.recurrent import GDN
 from sglang_ddtree.host.refusal_rows import OPTION_ROWS, TARGET_ROWS, OptionRow, TargetRow
 
 pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
@@ -68,15 +69,15 @@ def target(**changes: Any) -> Any:
         "is_encoder_decoder": False,
         "use_ngram_embedding": False,
         "use_engram": False,
+        "family": None,
     }
     return SimpleNamespace(**(plain | changes))
 
 
 @pytest.fixture(autouse=True)
-def not_hybrid(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sglang.srt.configs.hybrid_arch as hybrid
-
-    monkeypatch.setattr(hybrid, "mambaish_config", lambda config: getattr(config, "states", None))
+def named_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "recurrent_family", lambda config: getattr(config, "family", None))
+    monkeypatch.setattr(refusal_rows, "follows_accepted_node", lambda config: config.family == GDN)
 
 
 @pytest.mark.parametrize("row", OPTION_ROWS, ids=lambda row: row.field)
@@ -122,14 +123,13 @@ def test_all_refused_options_are_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("row", "changes"),
     [
-        (TARGET_ROWS[0], {"states": object()}),
-        (TARGET_ROWS[1], {"is_hybrid_swa": True}),
-        (TARGET_ROWS[1], {"hf_text_config": SimpleNamespace(layer_types=["sliding_attention"])}),
-        (TARGET_ROWS[2], {"is_local_attention_model": True}),
-        (TARGET_ROWS[2], {"attention_chunk_size": 8192}),
-        (TARGET_ROWS[3], {"is_multimodal": True}),
-        (TARGET_ROWS[4], {"is_encoder_decoder": True}),
-        (TARGET_ROWS[5], {"use_engram": True}),
+        (TARGET_ROWS[0], {"is_hybrid_swa": True}),
+        (TARGET_ROWS[0], {"hf_text_config": SimpleNamespace(layer_types=["sliding_attention"])}),
+        (TARGET_ROWS[1], {"is_local_attention_model": True}),
+        (TARGET_ROWS[1], {"attention_chunk_size": 8192}),
+        (TARGET_ROWS[2], {"is_multimodal": True}),
+        (TARGET_ROWS[3], {"is_encoder_decoder": True}),
+        (TARGET_ROWS[4], {"use_engram": True}),
     ],
     ids=lambda value: value.name if isinstance(value, TargetRow) else next(iter(value)),
 )
@@ -139,10 +139,17 @@ def test_refused_target_is_named(row: TargetRow, changes: dict[str, Any]) -> Non
     assert f"{row.name} ['SomeForCausalLM']: {row.why}" in str(caught.value)
 
 
-def test_hybrid_target_is_refused_whatever_the_flag() -> None:
+def test_unproven_recurrent_family_needs_the_flag() -> None:
+    mamba = target(family="Mamba (FalconH1Config)")
+    with pytest.raises(ValueError, match=r"with Mamba \(FalconH1Config\) layers: it is not proven") as caught:
+        refusals.check_in_worker(SimpleNamespace(**defaults()), mamba)
+    assert "--speculative-ddtree-allow-hybrid-unsafe" in str(caught.value)
     options = SimpleNamespace(**defaults(), _ddtree_options={"allow_hybrid_unsafe": True})
-    with pytest.raises(ValueError, match="--speculative-ddtree-allow-hybrid-unsafe"):
-        refusals.check_in_worker(options, target(states=object()))
+    refusals.check_in_worker(options, mamba)
+
+
+def test_gdn_target_needs_no_flag_and_may_have_a_vision_tower() -> None:
+    refusals.check_in_worker(SimpleNamespace(**defaults()), target(family=GDN, is_multimodal=True))
 
 
 def test_window_of_the_loaded_model_is_refused() -> None:
@@ -153,7 +160,7 @@ def test_window_of_the_loaded_model_is_refused() -> None:
 
 def test_table_lists_every_row() -> None:
     table = refusals.refusal_table()
-    assert len(table) == 5 + len(OPTION_ROWS) + len(TARGET_ROWS)
+    assert len(table) == 6 + len(OPTION_ROWS) + len(TARGET_ROWS)
     assert all(set(row) == {"option", "allowed", "why"} and all(row.values()) for row in table)
 
 

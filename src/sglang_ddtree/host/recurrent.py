@@ -1,0 +1,170 @@
+"""Targets with recurrent layers: their families, and what a tree costs on the one that is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..recurrent import GDNShape, record_bytes_per_node
+
+GDN = "Gated DeltaNet (GDN)"
+
+
+def recurrent_family(model_config: Any) -> str | None:
+    """The family of a target's recurrent layers in words; None for a target without any.
+
+    `GDN` is the one whose state follows the accepted node exactly: Qwen3-Next, Qwen3.5 and Qwen3.6.
+    """
+    from sglang.srt.configs.hybrid_arch import (
+        hybrid_gdn_config,
+        hybrid_kda_config,
+        hybrid_lightning_config,
+        mamba2_config,
+        mambaish_config,
+    )
+    from sglang.srt.configs.qwen3_5 import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+    from sglang.srt.configs.qwen3_next import Qwen3NextConfig
+
+    config = mambaish_config(model_config)
+    if config is None:
+        return None
+    # The exact types: relatives of them add states of their own.
+    if type(config) in (Qwen3NextConfig, Qwen3_5TextConfig, Qwen3_5MoeTextConfig):
+        return GDN
+    name = type(config).__name__
+    if hybrid_gdn_config(model_config) is not None:
+        return f"variant of GDN ({name})"
+    if hybrid_kda_config(model_config) is not None:
+        return f"Kimi Delta Attention ({name})"
+    if hybrid_lightning_config(model_config) is not None:
+        return f"Lightning attention ({name})"
+    if name.startswith(("Lfm2", "Zaya", "Inkling")):
+        return f"short convolution ({name})"
+    if mamba2_config(model_config) is not None:
+        return f"Mamba ({name})"
+    return f"linear attention ({name})"
+
+
+def follows_accepted_node(model_config: Any) -> bool:
+    return recurrent_family(model_config) == GDN
+
+
+@dataclass(frozen=True)
+class RecurrentPlan:
+    """What verifying a tree of `width` nodes records on the GDN layers of a target, in bytes.
+
+    Attributes:
+        node_bytes: a node of one request, all layers: the inputs from which its state can be computed.
+        slot_bytes: one committed state of one request, all layers.
+    """
+
+    shape: GDNShape
+    layers: int
+    width: int
+    activation_dtype: torch.dtype
+    conv_dtype: torch.dtype
+    node_bytes: int
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, model_config: Any, width: int) -> RecurrentPlan:
+        from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
+        config = hybrid_gdn_config(model_config)
+        params = config.mamba2_cache_params
+        shape = gdn_shape(config)
+        layers = len(params.layers)
+        return cls(
+            shape=shape,
+            layers=layers,
+            width=width,
+            activation_dtype=model_config.dtype,
+            conv_dtype=params.dtype.conv,
+            node_bytes=layers * record_bytes_per_node(shape, model_config.dtype, params.dtype.conv),
+            slot_bytes=int(params.mamba_cache_per_req),
+        )
+
+    def record_bytes(self, requests: int) -> int:
+        return self.node_bytes * self.width * requests
+
+    def check_fit(self, available: int, requests: int, slots_per_request: int) -> None:
+        """Raise `ValueError` with the numbers unless records and states of all requests fit.
+
+        `available` is the memory, in bytes, for the states of the recurrent layers.
+        """
+        states = self.slot_bytes * slots_per_request
+        needed = requests * (self.node_bytes * self.width + states)
+        if needed <= available:
+            return
+        fewer_requests = available // (self.node_bytes * self.width + states)
+        smaller_width = (available // requests - states) // self.node_bytes
+        fixes = [
+            f"--speculative-ddtree-budget {smaller_width - 1} at {requests} running requests"
+            if smaller_width >= 2
+            else f"no budget fits {requests} running requests",
+            f"--max-running-requests {fewer_requests} at budget {self.width - 1}"
+            if fewer_requests >= 1
+            else f"not one request fits at budget {self.width - 1}",
+        ]
+        raise ValueError(
+            f"DDTREE cannot start: the recurrent layers need {_gib(needed)} for {requests} running requests "
+            f"({_mib(self.node_bytes)} a node x {self.width} nodes and {slots_per_request} states of "
+            f"{_mib(self.slot_bytes)} each), {_gib(available)} are there for them. What would fit: "
+            f"{'; '.join(fixes)}. --mem-fraction-static and --mamba-full-memory-ratio give them more."
+        )
+
+    def describe(self, requests: int) -> str:
+        return (
+            f"{_mib(self.node_bytes)} a node and request x {self.width} nodes x {requests} requests = "
+            f"{_gib(self.record_bytes(requests))}"
+        )
+
+
+def gdn_shape(config: Any) -> GDNShape:
+    return GDNShape(
+        num_k_heads=config.linear_num_key_heads,
+        num_v_heads=config.linear_num_value_heads,
+        head_k_dim=config.linear_key_head_dim,
+        head_v_dim=config.linear_value_head_dim,
+        conv_kernel=config.linear_conv_kernel_dim,
+    )
+
+
+def gdn_problems(model_config: Any, width: int, track_interval: int | None) -> list[str]:
+    """Why a GDN target is not served at this verify width, one text per reason.
+
+    `track_interval` is None where no checkpoint is taken while decoding.
+    """
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
+    from ..recurrent.delta_triton import HEAD_DIMS, MAX_WIDTH
+
+    problems = []
+    shape = gdn_shape(hybrid_gdn_config(model_config))
+    if width > MAX_WIDTH:
+        problems.append(
+            f"--speculative-ddtree-budget {width - 1}: a target with GDN layers is verified up to "
+            f"{MAX_WIDTH} tokens wide. Set it to {MAX_WIDTH - 1} or less"
+        )
+    for name, size in (
+        ("linear_key_head_dim", shape.head_k_dim),
+        ("linear_value_head_dim", shape.head_v_dim),
+    ):
+        if size not in HEAD_DIMS:
+            problems.append(f"the target's {name} is {size}, it must be one of {list(HEAD_DIMS)}")
+    if track_interval is not None and width > track_interval:
+        problems.append(
+            f"--mamba-track-interval {track_interval}: it must be at least the verify width, {width} at "
+            f"--speculative-ddtree-budget {width - 1}"
+        )
+    return problems
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,94 @@
+"""Hooks that make a GDN target record a node's inputs where SGLang would store a state per node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from .hooks import declare
+from .recurrent import RecurrentPlan, follows_accepted_node
+from .seams import serves_ddtree
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
+
+_records_inputs: ContextVar[bool] = ContextVar("records_inputs", default=False)
+
+
+def _applies(model_config: Any) -> bool:
+    return serves_ddtree() and follows_accepted_node(model_config)
+
+
+def skip_states(result: bool) -> bool:
+    return result or _records_inputs.get()
+
+
+def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) -> Any:
+    with _recording(configurator):
+        return original(configurator, **sizes)
+
+
+def plan_memory(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
+    if not _applies(configurator.model_config):
+        return original(configurator, total_rest_memory)
+    from sglang.srt.runtime_context import get_memory, get_schedule, get_spec
+
+    schedule = get_schedule()
+    plan = RecurrentPlan.of(configurator.model_config, int(get_spec().speculative_num_draft_tokens))
+    requests = int(schedule.max_running_requests)
+    available = total_rest_memory * 2**30
+    if schedule.max_mamba_cache_size is None and not get_memory().disable_radix_cache:
+        # SGLang's split between states and KV.
+        available *= schedule.mamba_full_memory_ratio / (1 + schedule.mamba_full_memory_ratio)
+    plan.check_fit(int(available), requests, configurator._calculate_mamba_ratio())
+    with _recording(configurator):
+        return original(configurator, total_rest_memory - plan.record_bytes(requests) / 2**30)
+
+
+class _recording:  # noqa: N801
+    """While it is open, SGLang's pool and its plan leave the states per node out."""
+
+    def __init__(self, configurator: Any) -> None:
+        self._applies = _applies(configurator.model_config)
+
+    def __enter__(self) -> None:
+        self._token = _records_inputs.set(self._applies)
+
+    def __exit__(self, *_: Any) -> None:
+        _records_inputs.reset(self._token)
+
+
+def wrap_backend(result: Any, runner: Any, full_attn_backend: Any) -> Any:
+    if runner.is_draft_worker or not _applies(runner.model_config):
+        return result
+    from ..step.recurrent import with_tree_verify
+
+    return with_tree_verify(result, runner)
+
+
+def install() -> None:
+    """Declare the hooks; SGLang applies them once every plugin has loaded."""
+    declare(
+        f"{_CONFIGURATOR}._pd_prefill_skips_mamba_spec_state",
+        "after",
+        "SGLang's own switch for a pool without states per node",
+        skip_states,
+    )
+    declare(
+        f"{_CONFIGURATOR}.KVCacheConfigurator._build_hybrid_req_pool",
+        "around",
+        "a state per node is W times 72 MiB a request on a 27B model; the inputs are recorded instead",
+        build_pool,
+    )
+    declare(
+        f"{_CONFIGURATOR}.KVCacheConfigurator._handle_max_mamba_cache",
+        "around",
+        "reserves the record, and refuses with the numbers where it does not fit",
+        plan_memory,
+    )
+    declare(
+        "sglang.srt.layers.attention.attention_registry.attn_backend_wrapper",
+        "after",
+        "SGLang's GDN verify stores a state per node; ours computes with the ancestor mask",
+        wrap_backend,
+    )
