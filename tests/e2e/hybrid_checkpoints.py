@@ -34,6 +34,8 @@ EXACT = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
 
 The recurrent states are float32 anyway: `mamba_ssm_dtype` in the configuration.
 """
+STATES = 128
+"""For `max_mamba_cache_size`: left alone SGLang fills half of the memory with states, which takes many seconds."""
 
 
 def make_hybrid_target(

@@ -11,7 +11,7 @@ import torch
 
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
-from e2e.hybrid_checkpoints import EXACT, make_hybrid_target
+from e2e.hybrid_checkpoints import EXACT, STATES, make_hybrid_target
 from e2e.prompts import mixed_prompts
 from e2e.serving import Server
 
@@ -43,7 +43,11 @@ def expected(hybrid_oracle: GreedyOracle) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(launch: Launch, qwen3_5: Path) -> Iterator[Server]:
     with launch(
-        qwen3_5, environment=EXACT, chunked_prefill_size=160, mamba_track_interval=TRACK_INTERVAL
+        qwen3_5,
+        environment=EXACT,
+        max_mamba_cache_size=STATES,
+        chunked_prefill_size=160,
+        mamba_track_interval=TRACK_INTERVAL,
     ) as server:
         yield server
 
@@ -117,6 +121,7 @@ def test_no_buffer_and_experts_equal_hugging_face(launch: Launch, qwen3_next: Pa
     with launch(
         qwen3_next,
         environment=EXACT,
+        max_mamba_cache_size=STATES,
         mamba_radix_cache_strategy="no_buffer",
         disable_overlap_schedule=True,
     ) as server:
@@ -141,6 +146,7 @@ def test_dflash_equals_plain(
     with launch(
         qwen3_5,
         environment=EXACT,
+        max_mamba_cache_size=STATES,
         mamba_track_interval=TRACK_INTERVAL,
         speculative_algorithm="DFLASH",
         speculative_draft_model_path=tiny_drafter_8,

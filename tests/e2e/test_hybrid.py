@@ -14,7 +14,7 @@ import torch
 from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
-from e2e.hybrid_checkpoints import EXACT, make_hybrid_target
+from e2e.hybrid_checkpoints import EXACT, STATES, make_hybrid_target
 from e2e.prompts import mixed_prompts
 from e2e.serving import Server
 from e2e.staging import NEW_TOKENS, Stage, open_stage, payload
@@ -93,6 +93,7 @@ def identity(
     with launch(
         target,
         environment=EXACT,
+        max_mamba_cache_size=STATES,
         speculative_algorithm="DDTREE",
         speculative_draft_model_path=drafter,
         speculative_ddtree_budget=budget,
@@ -122,6 +123,7 @@ def test_qwen3_next_without_a_checkpoint_buffer(
     with launch(
         target,
         environment=EXACT,
+        max_mamba_cache_size=STATES,
         speculative_algorithm="DDTREE",
         speculative_draft_model_path=tiny_drafter,
         speculative_ddtree_budget=16,
@@ -159,6 +161,7 @@ def stage(
         target,
         tiny_drafter,
         environment=environment,
+        max_mamba_cache_size=STATES,
         speculative_ddtree_budget=64,
     ) as stage:
         yield stage
@@ -223,7 +226,13 @@ def test_control_convolutions_that_ignore_the_branch_are_seen(
     """With one window for all siblings both checks of the test above fail."""
     environment = EXACT | probing.environment(logits=True, chain=True)
     with open_stage(
-        launch, tmp_path, target, tiny_drafter, environment=environment, speculative_ddtree_budget=64
+        launch,
+        tmp_path,
+        target,
+        tiny_drafter,
+        environment=environment,
+        max_mamba_cache_size=STATES,
+        speculative_ddtree_budget=64,
     ) as stage:
         answers = play(stage, scripted, known, **SECOND_CHILD)
         assert answers != [known[rid][:NEW_TOKENS] for rid in scripted]
@@ -258,7 +267,7 @@ def test_a_tree_may_have_fewer_nodes_than_the_width(
 
 # -- refusals at startup; those of families and sizes are unit tests
 
-FLAGS = {"speculative_algorithm": "DDTREE", "environment": EXACT}
+FLAGS = {"speculative_algorithm": "DDTREE", "environment": EXACT, "max_mamba_cache_size": STATES}
 
 
 def refusal(launch: Launch, target: Path, drafter: Path, **options: Any) -> str:
@@ -279,7 +288,6 @@ def test_record_that_does_not_fit_is_refused_with_numbers_that_do(
         tiny_drafter,
         speculative_ddtree_budget=64,
         max_running_requests=4_000_000,
-        max_mamba_cache_size=16,
     )
     found = re.search(
         r"DDTREE cannot start: the recurrent layers need [\d.]+ GiB for 4000000 running requests .*"

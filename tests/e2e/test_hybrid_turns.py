@@ -13,7 +13,7 @@ import pytest
 
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
-from e2e.hybrid_checkpoints import EXACT, make_hybrid_target
+from e2e.hybrid_checkpoints import EXACT, STATES, make_hybrid_target
 from e2e.prompts import mixed_prompts
 from e2e.serving import Server
 from e2e.test_serving import abort, settled_tokens
@@ -35,6 +35,7 @@ def tree(launch: Launch, target: Path, tiny_drafter: Path) -> Callable[..., Any]
         return launch(
             target,
             environment=EXACT,
+            max_mamba_cache_size=STATES,
             speculative_algorithm="DDTREE",
             speculative_draft_model_path=tiny_drafter,
             **options,
