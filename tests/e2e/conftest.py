@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from e2e import checkpoints, serving
+from e2e import checkpoints, hybrid_checkpoints, serving
 from e2e.hf import GreedyOracle
 
 # Threads that wait for each other at every product come to a halt beside a busy server.
@@ -50,6 +50,17 @@ def tiny_drafters(tiny_drafter: Path, tiny_drafter_8: Path) -> dict[int, Path]:
 @pytest.fixture(scope="session")
 def oracle(tiny_target: Path) -> GreedyOracle:
     return GreedyOracle(tiny_target)
+
+
+@pytest.fixture(scope="session")
+def hybrid_target(checkpoint_root: Path) -> Path:
+    """Gated DeltaNet layers and full attention, in Qwen3.5's form."""
+    return hybrid_checkpoints.make_hybrid_target(checkpoint_root / "hybrid", "qwen3_5")
+
+
+@pytest.fixture(scope="session")
+def hybrid_oracle(hybrid_target: Path) -> GreedyOracle:
+    return GreedyOracle(hybrid_target)
 
 
 @pytest.fixture(scope="session")

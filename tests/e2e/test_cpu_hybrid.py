@@ -21,18 +21,8 @@ TRACK_INTERVAL = 64  # SGLang's smallest: it keeps states where 64 divides the l
 
 
 @pytest.fixture(scope="module")
-def qwen3_5(checkpoint_root: Path) -> Path:
-    return make_hybrid_target(checkpoint_root / "qwen3_5", "qwen3_5")
-
-
-@pytest.fixture(scope="module")
 def qwen3_next(checkpoint_root: Path) -> Path:
     return make_hybrid_target(checkpoint_root / "qwen3_next", "qwen3_next")
-
-
-@pytest.fixture(scope="module")
-def hybrid_oracle(qwen3_5: Path) -> GreedyOracle:
-    return GreedyOracle(qwen3_5)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +31,9 @@ def expected(hybrid_oracle: GreedyOracle) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(launch: Launch, qwen3_5: Path) -> Iterator[Server]:
+def plain(launch: Launch, hybrid_target: Path) -> Iterator[Server]:
     with launch(
-        qwen3_5,
+        hybrid_target,
         environment=EXACT,
         max_mamba_cache_size=STATES,
         chunked_prefill_size=160,
@@ -103,9 +93,9 @@ def continue_from(oracle: GreedyOracle, prompt: list[int], kept: int, zeroed: bo
     return tokens
 
 
-def test_the_state_matters_to_every_text(qwen3_5: Path, expected: list[list[int]]) -> None:
+def test_the_state_matters_to_every_text(hybrid_target: Path, expected: list[list[int]]) -> None:
     """Control: when each token forgets the state before it, the texts differ."""
-    forgetful = GreedyOracle(qwen3_5)
+    forgetful = GreedyOracle(hybrid_target)
     for name, parameter in forgetful.model.named_parameters():
         if name.endswith("A_log"):
             parameter.data.fill_(10.0)
@@ -137,14 +127,14 @@ def test_no_buffer_and_experts_equal_hugging_face(launch: Launch, qwen3_next: Pa
 
 def test_dflash_equals_plain(
     launch: Launch,
-    qwen3_5: Path,
+    hybrid_target: Path,
     tiny_drafter_8: Path,
     hybrid_oracle: GreedyOracle,
     expected: list[list[int]],
 ) -> None:
     """A chain: SGLang commits the states behind the last accepted token."""
     with launch(
-        qwen3_5,
+        hybrid_target,
         environment=EXACT,
         max_mamba_cache_size=STATES,
         mamba_track_interval=TRACK_INTERVAL,

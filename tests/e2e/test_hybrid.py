@@ -1,43 +1,81 @@
-"""DDTREE on targets with Gated DeltaNet layers: the recurrent state follows the accepted node."""
+"""DDTREE on targets with Gated DeltaNet layers: identity, and conversations that start from kept states."""
 
 from __future__ import annotations
 
-import json
-import re
+import time
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import torch
 
-from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
 from e2e.hybrid_checkpoints import EXACT, STATES, make_hybrid_target
 from e2e.prompts import mixed_prompts
 from e2e.serving import Server
-from e2e.staging import NEW_TOKENS, Stage, open_stage, payload
-from sglang_ddtree.demo.server import ServerFailed
+from e2e.test_serving import abort, settled_tokens
 
 BLOCK = 16
 PROMPTS = mixed_prompts(40, seed=21)
 LONG = 300
 
 
-@pytest.fixture(scope="module")
-def target(checkpoint_root: Path) -> Path:
-    return make_hybrid_target(checkpoint_root / "hybrid", "qwen3_5")
+class Mode(NamedTuple):
+    """A server; `prompts` of the forty run on it unless the slow tests are asked for."""
+
+    budget: int
+    strategy: str
+    interval: int | None
+    page_size: int
+    prompts: int = 6
+
+
+NO_BUFFER, BUFFER, LAZY = "no_buffer", "extra_buffer", "extra_buffer_lazy"
+MODES = [
+    Mode(1, BUFFER, 64, 1),
+    Mode(7, LAZY, 64, 1),
+    Mode(8, NO_BUFFER, None, 1),
+    Mode(9, BUFFER, 128, 1),
+    Mode(16, BUFFER, 256, 1, prompts=40),
+    Mode(33, BUFFER, 64, 16),
+    Mode(64, BUFFER, 128, 16),
+]
 
 
 @pytest.fixture(scope="module")
-def hybrid_oracle(target: Path) -> GreedyOracle:
-    return GreedyOracle(target)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server(mode: Mode, launch: Launch, hybrid_target: Path, tiny_drafter: Path) -> Iterator[Server]:
+    with launch(
+        hybrid_target,
+        environment=EXACT,
+        max_mamba_cache_size=STATES,
+        speculative_algorithm="DDTREE",
+        speculative_draft_model_path=tiny_drafter,
+        speculative_ddtree_budget=mode.budget,
+        mamba_radix_cache_strategy=mode.strategy,
+        mamba_track_interval=mode.interval,
+        page_size=mode.page_size,
+        disable_overlap_schedule=mode.strategy == NO_BUFFER,
+        max_total_tokens=16384,
+        chunked_prefill_size=64,
+    ) as running:
+        info = running.server_info()
+        assert info["mamba_radix_cache_strategy"] == mode.strategy
+        assert info["disable_overlap_schedule"] == (mode.strategy == NO_BUFFER)
+        assert "DDTREE records the inputs of GDN layers" in running.log()
+        yield running
 
 
 @pytest.fixture(scope="module")
 def texts(hybrid_oracle: GreedyOracle) -> list[list[int]]:
-    """The first of them in full, by another implementation; `assert_greedy` checks the others."""
+    """The first of them token by token; `assert_greedy` checks whole texts by one forward."""
     return [hybrid_oracle.generate(prompt, 60) for prompt in PROMPTS[:4]]
 
 
@@ -50,70 +88,110 @@ def assert_greedy(oracle: GreedyOracle, server: Server, prompts: list[list[int]]
     return answers
 
 
-# -- identity
-
-BUDGETS = [(1, 6), (7, 6), (8, 6), (9, 6), (16, 40), (33, 6), (64, 6)]
-
-
-@pytest.mark.parametrize(("budget", "prompts"), BUDGETS)
-def test_ddtree_equals_plain_decoding(
-    launch: Launch,
-    target: Path,
-    tiny_drafter: Path,
-    hybrid_oracle: GreedyOracle,
-    texts: list[list[int]],
-    budget: int,
-    prompts: int,
-) -> None:
-    identity(launch, target, tiny_drafter, hybrid_oracle, texts, budget, PROMPTS[:prompts])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [budget for budget, prompts in BUDGETS if prompts < 40])
-def test_ddtree_equals_plain_decoding_on_all_prompts(
-    launch: Launch,
-    target: Path,
-    tiny_drafter: Path,
-    hybrid_oracle: GreedyOracle,
-    texts: list[list[int]],
-    budget: int,
-) -> None:
-    identity(launch, target, tiny_drafter, hybrid_oracle, texts, budget, PROMPTS)
-
-
 def identity(
-    launch: Launch,
-    target: Path,
-    drafter: Path,
-    oracle: GreedyOracle,
-    texts: list[list[int]],
-    budget: int,
-    prompts: list[list[int]],
+    server: Server, oracle: GreedyOracle, texts: list[list[int]], mode: Mode, prompts: list[list[int]]
 ) -> None:
-    with launch(
-        target,
-        environment=EXACT,
-        max_mamba_cache_size=STATES,
-        speculative_algorithm="DDTREE",
-        speculative_draft_model_path=drafter,
-        speculative_ddtree_budget=budget,
-        max_total_tokens=16384,
-        chunked_prefill_size=64,
-    ) as server:
-        answers = assert_greedy(oracle, server, prompts, LONG)
-        log = server.log()
+    answers = assert_greedy(oracle, server, prompts, LONG)
     for text, answer in zip(texts, answers, strict=False):
         assert answer["output_ids"][: len(text)] == text
     # Every step has rejected a draft unless its path is as deep as a path can be.
     metas = [answer["meta_info"] for answer in answers]
-    rejections = [
-        meta["spec_verify_ct"] - meta["spec_num_correct_drafts"] // min(budget, BLOCK - 1) for meta in metas
-    ]
+    deepest = min(mode.budget, BLOCK - 1)
+    rejections = [meta["spec_verify_ct"] - meta["spec_num_correct_drafts"] // deepest for meta in metas]
     # With a single node many drafts are the whole tree.
-    assert min(rejections) > (100 if budget > 1 else 50)
-    assert len({answer["meta_info"]["spec_verify_ct"] for answer in answers}) > 1
-    assert sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in answers) > LONG / 10
-    assert "DDTREE records the inputs of GDN layers" in log
+    assert min(rejections) > (100 if mode.budget > 1 else 50)
+    assert len({meta["spec_verify_ct"] for meta in metas}) > 1
+    assert sum(meta["spec_num_correct_drafts"] for meta in metas) > LONG / 10
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str, indirect=True)
+def test_ddtree_equals_plain_decoding(
+    server: Server, mode: Mode, hybrid_oracle: GreedyOracle, texts: list[list[int]]
+) -> None:
+    identity(server, hybrid_oracle, texts, mode, PROMPTS[: mode.prompts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES, ids=str, indirect=True)
+def test_ddtree_equals_plain_decoding_on_all_prompts(
+    server: Server, mode: Mode, hybrid_oracle: GreedyOracle, texts: list[list[int]]
+) -> None:
+    identity(server, hybrid_oracle, texts, mode, PROMPTS)
+
+
+def ask(server: Server, prompt: list[int], count: int, **fields: Any) -> dict[str, Any]:
+    params = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+    return server.post("/generate", {"input_ids": prompt, "sampling_params": params, **fields})
+
+
+def flush(server: Server) -> None:
+    request = urllib.request.Request(f"{server.base_url}/flush_cache", method="POST")
+    urllib.request.urlopen(request, timeout=60).close()
+
+
+LENGTHS = {256: (150, 180, 220)}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str, indirect=True)
+def test_turns_equal_those_of_a_cold_server(server: Server, mode: Mode, hybrid_oracle: GreedyOracle) -> None:
+    """Three turns; turns two and three start from checkpoints taken while decoding, where the mode takes them."""
+    decoded = 0
+    for seed, length in enumerate(LENGTHS.get(mode.interval, (40, 75, 110))):
+        history = mixed_prompts(1, shortest=length, longest=length, seed=seed)[0]
+        asked = 0
+        for turn in range(3):
+            answer = ask(server, history, 180)
+            cached = answer["meta_info"]["cached_tokens"]
+            assert hybrid_oracle.chooses(history, answer["output_ids"]), (seed, turn, cached)
+            if turn == 0:
+                assert cached == 0
+            else:
+                assert cached > 0
+                assert mode.interval is None or cached % mode.interval == 0
+                decoded += cached > asked  # it lies behind what the last turn was asked
+            asked = len(history)
+            history = [*history, *answer["output_ids"], *mixed_prompts(1, shortest=9, longest=9)[0]]
+    # SGLang keeps every such checkpoint, in its lazy mode those that were certain in time, and none without a
+    # buffer.
+    assert decoded == 6 if mode.strategy == BUFFER else decoded >= (mode.strategy == LAZY)
+    # The same turn without its checkpoint.
+    flush(server)
+    missed = ask(server, history, 60)
+    assert missed["meta_info"]["cached_tokens"] == 0
+    assert hybrid_oracle.chooses(history, missed["output_ids"])
+
+
+@pytest.mark.parametrize("mode", [MODES[0], MODES[5]], ids=str, indirect=True)
+def test_many_requests_on_one_prefix_some_aborted(
+    server: Server, mode: Mode, hybrid_oracle: GreedyOracle
+) -> None:
+    prefix = mixed_prompts(1, shortest=140, longest=140, seed=31)[0]
+    prompts = [[*prefix, *tail] for tail in mixed_prompts(20, shortest=3, longest=30, seed=32)]
+    gone = {3, 7, 11, 12, 18}
+    ask(server, prefix, 8)
+
+    def one(number: int) -> dict[str, Any]:
+        time.sleep(number * 0.05)
+        return ask(server, prompts[number], 400 if number in gone else 120, rid=f"turn-{number:02d}")
+
+    with ThreadPoolExecutor(25) as pool:
+        answers = [pool.submit(one, number) for number in range(20)]
+        for number in sorted(gone):
+            pool.submit(lambda n=number: (time.sleep(1.0 + n * 0.1), abort(server, f"turn-{n:02d}")))
+        done = [answer.result() for answer in answers]
+    for number, answer in enumerate(done):
+        assert hybrid_oracle.chooses(prompts[number], answer["output_ids"]), number
+        if number not in gone:
+            assert len(answer["output_ids"]) == 120
+    finished = {n for n in gone if done[n]["meta_info"]["finish_reason"]["type"] != "abort"}
+    assert finished != gone
+    assert sum(answer["meta_info"].get("cached_tokens", 0) > 0 for answer in done) > 10
+    # SGLang checks its pools whenever it is idle, and ends the server on a leak.
+    flush(server)
+    assert settled_tokens(server) == 0
+    time.sleep(2)
+    assert hybrid_oracle.chooses(prefix, ask(server, prefix, 60)["output_ids"])
+    assert "leak" not in server.log().lower()
 
 
 def test_qwen3_next_without_a_checkpoint_buffer(
@@ -133,197 +211,3 @@ def test_qwen3_next_without_a_checkpoint_buffer(
         info = server.server_info()
         assert (info["mamba_radix_cache_strategy"], info["disable_overlap_schedule"]) == ("no_buffer", True)
         assert_greedy(GreedyOracle(target), server, PROMPTS[:8], 100)
-
-
-# -- forced paths
-
-RIDS = [f"request-{number}" for number in range(5)]
-
-
-@pytest.fixture(scope="module")
-def scripted() -> dict[str, list[int]]:
-    return dict(zip(RIDS, mixed_prompts(5, seed=23, shortest=5), strict=True))
-
-
-@pytest.fixture(scope="module")
-def known(hybrid_oracle: GreedyOracle, scripted: dict[str, list[int]]) -> dict[str, list[int]]:
-    return {rid: hybrid_oracle.generate(prompt, NEW_TOKENS + BLOCK) for rid, prompt in scripted.items()}
-
-
-@pytest.fixture(scope="module")
-def stage(
-    launch: Launch, target: Path, tiny_drafter: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stage]:
-    environment = EXACT | probing.environment(logits=True)
-    with open_stage(
-        launch,
-        tmp_path_factory.mktemp("hybrid-stage"),
-        target,
-        tiny_drafter,
-        environment=environment,
-        max_mamba_cache_size=STATES,
-        speculative_ddtree_budget=64,
-    ) as stage:
-        yield stage
-
-
-def play(
-    stage: Stage, scripted: dict[str, list[int]], known: dict[str, list[int]], **script: Any
-) -> list[Any]:
-    stage.play(known, **script)
-    answers = stage.server.generate([payload(rid, prompt) for rid, prompt in scripted.items()])
-    return [answer["output_ids"] for answer in answers]
-
-
-def worst_logit_error(
-    oracle: GreedyOracle, prompt: list[int], text: list[int], steps: list[dict[str, Any]]
-) -> float:
-    """How far the logits of traced depth-2 nodes are from a forward over text and ancestors alone."""
-    errors = []
-    for step in steps:
-        if "deep_slot" not in step:
-            continue
-        slot, path = step["deep_slot"], []
-        while slot > 0:
-            path.insert(0, step["tokens"][slot])
-            slot = step["parents"][slot]
-        context = [*prompt, *text][: step["prefix"] + 1]
-        assert context[-1] == step["tokens"][0]
-        with torch.inference_mode():
-            wanted = oracle.model(torch.tensor([[*context, *path]])).logits[0, -1]
-        errors.append(float((torch.tensor(step["deep_logits"]) - wanted).abs().max()))
-    assert errors
-    return max(errors)
-
-
-SECOND_CHILD = {"accept": [4], "ranks": [1] + [0] * 14}
-
-
-def test_state_follows_the_second_child_of_the_root(
-    stage: Stage,
-    scripted: dict[str, list[int]],
-    known: dict[str, list[int]],
-    hybrid_oracle: GreedyOracle,
-) -> None:
-    answers = play(stage, scripted, known, **SECOND_CHILD)
-    assert answers == [known[rid][:NEW_TOKENS] for rid in scripted]
-    for rid, steps in stage.steps().items():
-        full = [step for step in steps if step["accept_len"] == 4]
-        assert len(full) >= 5  # twenty tokens and more behind the first of them
-        assert all(step["path"] != [0, 1, 2, 3] for step in full)
-        assert worst_logit_error(hybrid_oracle, scripted[rid], known[rid], steps) < 1e-3
-
-
-def test_control_convolutions_that_ignore_the_branch_are_seen(
-    launch: Launch,
-    target: Path,
-    tiny_drafter: Path,
-    scripted: dict[str, list[int]],
-    known: dict[str, list[int]],
-    hybrid_oracle: GreedyOracle,
-    tmp_path: Path,
-) -> None:
-    """With one window for all siblings both checks of the test above fail."""
-    environment = EXACT | probing.environment(logits=True, chain=True)
-    with open_stage(
-        launch,
-        tmp_path,
-        target,
-        tiny_drafter,
-        environment=environment,
-        max_mamba_cache_size=STATES,
-        speculative_ddtree_budget=64,
-    ) as stage:
-        answers = play(stage, scripted, known, **SECOND_CHILD)
-        assert answers != [known[rid][:NEW_TOKENS] for rid in scripted]
-        rid = RIDS[0]
-        first = stage.steps()[rid][:1]
-        assert worst_logit_error(hybrid_oracle, scripted[rid], known[rid], first) > 1e-2
-
-
-def test_every_request_of_a_batch_may_accept_a_different_length(
-    stage: Stage, scripted: dict[str, list[int]], known: dict[str, list[int]]
-) -> None:
-    lengths = [1, 3, 5, 12, 16]
-    answers = play(stage, scripted, known, accept=lengths, ranks=[0, 1, 0])
-    assert answers == [known[rid][:NEW_TOKENS] for rid in scripted]
-
-
-def test_the_first_step_after_prefill_may_accept_the_whole_depth(
-    stage: Stage, scripted: dict[str, list[int]], known: dict[str, list[int]]
-) -> None:
-    answers = play(stage, scripted, known, accept=[16])
-    assert answers == [known[rid][:NEW_TOKENS] for rid in scripted]
-    assert all(steps[0]["accept_len"] == 16 for steps in stage.steps().values())
-
-
-def test_a_tree_may_have_fewer_nodes_than_the_width(
-    stage: Stage, scripted: dict[str, list[int]], known: dict[str, list[int]]
-) -> None:
-    answers = play(stage, scripted, known, accept=[9], nodes=5)
-    assert answers == [known[rid][:NEW_TOKENS] for rid in scripted]
-    assert {len(step["tokens"]) for steps in stage.steps().values() for step in steps} == {6}
-
-
-# -- refusals at startup; those of families and sizes are unit tests
-
-FLAGS = {"speculative_algorithm": "DDTREE", "environment": EXACT, "max_mamba_cache_size": STATES}
-
-
-def refusal(launch: Launch, target: Path, drafter: Path, **options: Any) -> str:
-    with (
-        pytest.raises(ServerFailed) as caught,
-        launch(target, speculative_draft_model_path=drafter, **FLAGS, **options),
-    ):
-        pass
-    return str(caught.value)
-
-
-def test_record_that_does_not_fit_is_refused_with_numbers_that_do(
-    launch: Launch, target: Path, tiny_drafter: Path
-) -> None:
-    text = refusal(
-        launch,
-        target,
-        tiny_drafter,
-        speculative_ddtree_budget=64,
-        max_running_requests=4_000_000,
-    )
-    found = re.search(
-        r"DDTREE cannot start: the recurrent layers need [\d.]+ GiB for 4000000 running requests .*"
-        r"What would fit: .*--max-running-requests (\d+) at budget 64",
-        text,
-    )
-    assert found is not None, text[-2000:]
-    assert 0 < int(found[1]) < 4_000_000
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"mamba_track_interval": 16, "speculative_ddtree_budget": 16},
-            "--mamba-track-interval 16: it must be at least the verify width, 17",
-        ),
-        (
-            {"speculative_ddtree_budget": 129},
-            "--speculative-ddtree-budget 129: a target with GDN layers is verified up to 129 tokens wide",
-        ),
-        ({"linear_attn_verify_backend": "triton"}, "--linear-attn-verify-backend triton: GDN layers are"),
-    ],
-)
-def test_limits_are_refused_by_name(
-    launch: Launch, target: Path, tiny_drafter: Path, changes: dict[str, Any], message: str
-) -> None:
-    assert message in refusal(launch, target, tiny_drafter, **changes)
-
-
-def test_unproven_family_is_refused_by_name(
-    launch: Launch, tiny_target: Path, tiny_drafter: Path, tmp_path: Path
-) -> None:
-    config = json.loads((tiny_target / "config.json").read_text())
-    config |= {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    text = refusal(launch, tmp_path, tiny_drafter, skip_tokenizer_init=True)
-    assert "with Mamba (FalconH1Config) layers: it is not proven" in text
-    assert "--speculative-ddtree-allow-hybrid-unsafe" in text

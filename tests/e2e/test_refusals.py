@@ -142,21 +142,14 @@ def test_refused_targets_and_drafters_are_named(
         sliding_window=64,
         max_window_layers=2,
     )
-    hybrid = config_only(
-        tmp_path / "hybrid",
-        architectures=["Qwen3NextForCausalLM"],
-        model_type="qwen3_next",
-        full_attention_interval=4,
-        num_experts=0,
-    )
+    mamba = config_only(tmp_path / "mamba", architectures=["FalconH1ForCausalLM"], model_type="falcon_h1")
     domino = make_drafter(tmp_path / "domino", dflash_config={"mask_token_id": 3, "projector_type": "domino"})
     cases = {
         "sliding-window target ['Qwen3ForCausalLM']": arguments(sliding, tiny_drafter_8),
-        "hybrid target (Mamba, GDN or other linear attention) ['Qwen3NextForCausalLM']": arguments(
-            hybrid,
+        "hybrid target ['FalconH1ForCausalLM'] with Mamba (FalconH1Config) layers: it is not proven": arguments(
+            mamba,
             tiny_drafter_8,
-            "--speculative-ddtree-allow-hybrid-unsafe",
-            "--disable-radix-cache",  # with one, SGLang's own check of the CPU platform comes first
+            "--disable-radix-cache",  # with one, SGLang's own checks come first
         ),
         "a Domino drafter, projector_type = 'domino'": arguments(tiny_target, domino),
         "--speculative-draft-model-path is missing": arguments(tiny_target, None),
@@ -166,6 +159,32 @@ def test_refused_targets_and_drafters_are_named(
     }
     for expected, answer in zip(cases, resolve(list(cases.values())), strict=True):
         assert expected in answer.get("error", ""), (expected, answer)
+
+
+def test_limits_of_a_hybrid_target_are_named(
+    resolve: Callable[[list[list[str]]], list[dict[str, str]]], hybrid_target: Path, tiny_drafter_8: Path
+) -> None:
+    cases = {
+        "--mamba-track-interval 16: it must be at least the verify width, 17 at --speculative-ddtree-budget 16": [
+            *("--speculative-ddtree-budget", "16", "--mamba-track-interval", "16")
+        ],
+        "--speculative-ddtree-budget 129: a target with GDN layers is verified up to 129 tokens wide": [
+            *("--speculative-ddtree-budget", "129")
+        ],
+        "--linear-attn-verify-backend triton: GDN layers are verified by this package's own kernels": [
+            *("--linear-attn-verify-backend", "triton")
+        ],
+        "--enable-int8-mamba-checkpoint: checkpoints of the recurrent state are kept exact": [
+            "--enable-int8-mamba-checkpoint"
+        ],
+    }
+    command_lines = [arguments(hybrid_target, tiny_drafter_8, *more, budget=None) for more in cases.values()]
+    for expected, answer in zip(cases, resolve(command_lines), strict=True):
+        assert expected in answer.get("error", ""), (expected, answer)
+    taken = ["--speculative-ddtree-budget", "16", "--mamba-track-interval", "64"]
+    assert resolve([arguments(hybrid_target, tiny_drafter_8, *taken, budget=None)]) == [
+        {"resolved": "DDTREE"}
+    ]
 
 
 def launch_and_fail(command_line: list[str], environment: dict[str, str]) -> str:
