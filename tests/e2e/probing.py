@@ -17,6 +17,7 @@ def environment(
     argmax: bool = False,
     logits: bool = False,
     chain: bool = False,
+    unproven: bool = False,
 ) -> dict[str, str]:
     """Variables that switch the probe on in a server's processes."""
     variables = {"PYTHONPATH": str(PROBE)}
@@ -24,7 +25,7 @@ def environment(
         variables["DDTREE_PROBE_TRACE"] = str(trace)
     if script is not None:
         variables["DDTREE_PROBE_SCRIPT"] = str(script)
-    for name, wanted in (("ARGMAX", argmax), ("LOGITS", logits), ("CHAIN", chain)):
+    for name, wanted in (("ARGMAX", argmax), ("LOGITS", logits), ("CHAIN", chain), ("UNPROVEN", unproven)):
         if wanted:
             variables[f"DDTREE_PROBE_{name}"] = "1"
     return variables

@@ -150,6 +150,31 @@ def test_a_tree_may_have_fewer_nodes_than_the_width(
     assert {len(step["tokens"]) for steps in stage.steps().values() for step in steps} == {6}
 
 
+def test_unproven_family_runs_at_the_users_risk_and_loudly(
+    launch: Launch,
+    hybrid_target: Path,
+    tiny_drafter: Path,
+    hybrid_oracle: GreedyOracle,
+) -> None:
+    """On SGLang's state per node, here with a GDN target that is taken for another family."""
+    prompts = mixed_prompts(8, seed=29)
+    with launch(
+        hybrid_target,
+        environment=EXACT | probing.environment(unproven=True),
+        max_mamba_cache_size=STATES,
+        speculative_algorithm="DDTREE",
+        speculative_draft_model_path=tiny_drafter,
+        speculative_ddtree_budget=16,
+        speculative_ddtree_allow_hybrid_unsafe=True,
+    ) as server:
+        assert server.server_info()["speculative_ddtree_allow_hybrid_unsafe"] is True
+        for prompt, text in zip(prompts, server.greedy(prompts, 60), strict=True):
+            assert hybrid_oracle.chooses(prompt, text)
+        log = server.log()
+    assert "DDTREE serves a target with unproven Gated DeltaNet (GDN) layers at the user's risk" in log
+    assert "DDTREE records the inputs of GDN layers" not in log
+
+
 def test_record_that_does_not_fit_is_refused_with_numbers_that_do(
     launch: Launch, hybrid_target: Path, tiny_drafter: Path
 ) -> None:

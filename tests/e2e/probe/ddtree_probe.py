@@ -12,6 +12,7 @@ DDTREE_PROBE_SYNC     n: after n decode steps on CUDA, every host round trip ins
 DDTREE_PROBE_PROFILE  a file; the CUDA copies and kernels of decode steps 40 to 44, one JSON line each.
 DDTREE_PROBE_LOGITS   "1": the trace also has the logits of the last node at depth 2, `deep_logits`, and its slot.
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
+DDTREE_PROBE_UNPROVEN "1": every recurrent target is taken for one of an unproven family.
 DDTREE_PROBE_CHAIN    "1": convolutions read the nodes before, not the ancestors, which is wrong on purpose.
 """
 
@@ -28,11 +29,12 @@ PROFILE = os.environ.get("DDTREE_PROBE_PROFILE")
 SYNC = int(os.environ.get("DDTREE_PROBE_SYNC", "0"))
 LOGITS = os.environ.get("DDTREE_PROBE_LOGITS") == "1"
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
+UNPROVEN = os.environ.get("DDTREE_PROBE_UNPROVEN") == "1"
 CHAIN = os.environ.get("DDTREE_PROBE_CHAIN") == "1"
 
 
 def load() -> None:
-    if not (TRACE or SCRIPT or ARGMAX or CHAIN or SYNC or PROFILE):
+    if not (TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -41,6 +43,8 @@ def load() -> None:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._build_tree", cut_tree, HookType.AFTER)
     if ARGMAX:
         HookRegistry.register("sglang_ddtree.step.accept.target_choice", argmax_choice, HookType.REPLACE)
+    if UNPROVEN:
+        HookRegistry.register("sglang_ddtree.host.recurrent.recurrent_family", unproven, HookType.AFTER)
     if CHAIN:
         HookRegistry.register("sglang_ddtree.recurrent.taps.ancestor_taps", chain_taps, HookType.REPLACE)
     if PROFILE:
@@ -111,6 +115,10 @@ def profile_step(original: Any, *args: Any, **kwargs: Any) -> Any:
     with Path(str(PROFILE)).open("a") as out:
         print(json.dumps({"step": _steps[0], **counts}), file=out)
     return result
+
+
+def unproven(result: str | None, model_config: Any) -> str | None:
+    return None if result is None else f"unproven {result}"
 
 
 def chain_taps(tree: Any, taps: int, out: Any = None) -> Any:
