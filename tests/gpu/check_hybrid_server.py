@@ -1,8 +1,8 @@
-"""On a GPU: a small random hybrid target served by plain decoding, DFLASH and DDTREE, in bf16.
+"""On a GPU: a small random hybrid target served by plain decoding, DFLASH and DDTREE, in bf16 or fp16.
 
-    python tests/gpu/check_hybrid_server.py --out FILE
+    python tests/gpu/check_hybrid_server.py --out FILE [--dtype float16] [--turns 0]
 
-CUDA graphs, overlap scheduling and radix cache are on. Near ties turn in bf16, for DFLASH's chain as well, so texts
+CUDA graphs, overlap scheduling and radix cache are on. Near ties turn in 16 bits, for DFLASH's chain as well, so texts
 are compared by how many of their first tokens agree: a state that follows the wrong node shows at once. Turns
 that start from a kept state are compared with the same turn on an emptied cache. Exit code 1 when a tree agrees less
 than the chain.
@@ -41,12 +41,15 @@ PROMPTS = mixed_prompts(40, seed=41)
 NEW_TOKENS, TURN_TOKENS = 120, 180
 
 
-def run_arm(name: str, folder: Path) -> dict[str, Any]:
+def run_arm(name: str, folder: Path, dtype: str, turns: int) -> dict[str, Any]:
+    import os
+
+    os.environ["SGLANG_MAMBA_CONV_DTYPE"] = dtype
     import sglang
 
     options = {
         "model_path": str(folder / "target"),
-        "dtype": "bfloat16",
+        "dtype": dtype,
         "attention_backend": "triton",
         "max_total_tokens": 32768,
         "max_mamba_cache_size": 256,
@@ -70,7 +73,7 @@ def run_arm(name: str, folder: Path) -> dict[str, Any]:
         steps = sum(m["spec_verify_ct"] for m in meta)
         found["tokens_per_forward"] = 1 + sum(m["spec_num_correct_drafts"] for m in meta) / steps
     params["max_new_tokens"] = TURN_TOKENS
-    for prompt in mixed_prompts(6, shortest=60, longest=100, seed=42):
+    for prompt in mixed_prompts(turns, shortest=60, longest=100, seed=42):
         first = engine.generate(input_ids=prompt, sampling_params=params)
         turn = [*prompt, *first["output_ids"], 7, 8, 9]
         warm = engine.generate(input_ids=turn, sampling_params=params)
@@ -96,11 +99,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--arm", action="append", choices=list(ARMS), help="only these arms")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--run", choices=list(ARMS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        arguments.out.write_text(json.dumps(run_arm(arguments.run, arguments.folder)))
+        arguments.out.write_text(
+            json.dumps(run_arm(arguments.run, arguments.folder, arguments.dtype, arguments.turns))
+        )
         return
     # Head sizes as released models have them.
     hybrid_checkpoints.KEY_DIM = hybrid_checkpoints.VALUE_DIM = 128
@@ -109,8 +117,9 @@ def main() -> None:
         hybrid_checkpoints.make_hybrid_target(folder / "target")
         checkpoints.make_drafter(folder / "drafter")
         runs = {}
-        for number, name in enumerate(ARMS):
+        for number, name in enumerate(arguments.arm or ARMS):
             command = [sys.executable, __file__, "--folder", scratch, "--run", name]
+            command += ["--dtype", arguments.dtype, "--turns", str(arguments.turns)]
             log = arguments.out.with_name(f"log-hybrid-{number}.txt").open("w")
             runs[name] = subprocess.Popen(
                 [*command, "--out", f"{scratch}/{number}"], stdout=log, stderr=subprocess.STDOUT

@@ -37,7 +37,8 @@ def tree_conv(
         shape: this layer's sizes.
 
     Returns:
-        [B * W, conv_dim] in x's dtype, accumulated in float32. An ancestor's input is rounded to the window's
+        [B * W, conv_dim] in x's dtype: products in their operands' dtype, the sum in float32, so that bf16 has the
+        bits of SGLang's decode kernel (`causal_conv1d_update`). An ancestor's input is rounded to the window's
         dtype, as it would have been on its way through the window. A padded row's outputs are 0 and its
         record stays as it was.
 

@@ -25,15 +25,16 @@ def tree_conv_torch(
     stored = inputs.to(conv_states.dtype)
     window = conv_states[slots.long().clamp(min=0)].transpose(1, 2)
     # Committed inputs lie before the nodes, so that a negative tap indexes them too.
-    history = torch.cat((window, stored), dim=1).float()
+    history = torch.cat((window, stored), dim=1)
     requests = torch.arange(batch, device=x.device).unsqueeze(1)
-    columns = weight.float().unbind(1)
+    columns = weight.unbind(1)
     acc = x.new_zeros(batch, width, shape.conv_dim, dtype=torch.float32)
     if bias is not None:
         acc += bias.float()
+    # Each product in its operands' own dtype, as SGLang's decode kernel has it.
     for tap in range(kernel - 1, 0, -1):
-        acc.addcmul_(history[requests, taps[:, :, tap].long() + (kernel - 1)], columns[kernel - 1 - tap])
-    acc.addcmul_(inputs.float(), columns[-1])
+        acc += history[requests, taps[:, :, tap].long() + (kernel - 1)] * columns[kernel - 1 - tap]
+    acc += inputs * columns[-1]
     if activation is not None:
         acc = torch.nn.functional.silu(acc)
 

@@ -58,6 +58,15 @@ def tree_conv_triton(
     return out
 
 
+@triton.jit
+def _product(left, right):  # type: ignore[no-untyped-def]
+    # Exact in float32 for two 16-bit floats, so that one rounding gives their own product.
+    product = left.to(tl.float32) * right.to(tl.float32)
+    if left.dtype == right.dtype:
+        product = product.to(left.dtype).to(tl.float32)
+    return product
+
+
 @triton.jit(do_not_specialize=["width"])
 def _conv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -110,7 +119,7 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros([NODES, CHANNELS], tl.float32)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + channels, mask=channel_ok, other=0).to(tl.float32)[None, :]
-    # Oldest first, as plain decoding adds them up.
+    # As SGLang's decode kernel does: oldest first, each product in the operands' own dtype, summed in float32.
     for column in tl.static_range(TAPS - 1):
         tap = tl.load(taps_ptr + (TAPS - 1 - column), mask=node_ok, other=0).to(tl.int64)
         is_node = (tap >= 0)[:, None]
@@ -121,12 +130,12 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
             channels[None, :] * state_channel_stride + (TAPS - 1 + tap)[:, None] * state_tap_stride
         )
         committed = tl.load(conv_states_ptr + state_offsets, mask=inside & (tap < 0)[:, None], other=0)
-        value = tl.where(is_node, node_input.to(committed.dtype), committed).to(tl.float32)
-        weight = tl.load(weight_ptr + column * weight_tap_stride, mask=channel_ok, other=0).to(tl.float32)
-        acc += value * weight[None, :]
+        value = tl.where(is_node, node_input.to(committed.dtype), committed)
+        weight = tl.load(weight_ptr + column * weight_tap_stride, mask=channel_ok, other=0)
+        acc += _product(value, weight[None, :])
     own = tl.load(x_ptr + nodes.to(tl.int64)[:, None] * x_stride + channels[None, :], mask=inside, other=0)
-    weight = tl.load(weight_ptr + (TAPS - 1) * weight_tap_stride, mask=channel_ok, other=0).to(tl.float32)
-    acc += own.to(tl.float32) * weight[None, :]
+    weight = tl.load(weight_ptr + (TAPS - 1) * weight_tap_stride, mask=channel_ok, other=0)
+    acc += _product(own, weight[None, :])
     if SILU:
         acc = acc / (1 + tl.exp(-acc))
 

@@ -134,14 +134,23 @@ def used_nodes(tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def naive_conv(layer: Layer, request: int, node: int) -> torch.Tensor:
-    """float64 [conv_dim]: the node's convolution over window, ancestors and itself."""
+    """float64 [conv_dim]: the node's convolution over window, ancestors and itself.
+
+    Two bfloat16 numbers have a bfloat16 product, as in SGLang's decode kernel; the rest is float64.
+    """
     width = layer.tree.width
     path = path_to_root(layer.tree.parents[request].tolist(), node)[::-1]
     rows = [layer.x[request * width + slot] for slot in path]
     rounded = [row.to(layer.conv_states.dtype).double() for row in rows[:-1]]
     window = list(layer.conv_states[int(layer.slots[request])].double().unbind(1))
     inputs = torch.stack((window + rounded + [rows[-1].double()])[-layer.shape.conv_kernel :], dim=1)
-    total = (inputs * layer.weight.double()).sum(dim=1)
+    products = inputs * layer.weight.double()
+    own = layer.weight.dtype == layer.x.dtype
+    past = layer.weight.dtype == layer.conv_states.dtype
+    rounded_products = products.to(layer.weight.dtype).double()
+    products[:, :-1] = rounded_products[:, :-1] if past else products[:, :-1]
+    products[:, -1] = rounded_products[:, -1] if own else products[:, -1]
+    total = products.sum(dim=1)
     if layer.bias is not None:
         total = total + layer.bias.double()
     return total * torch.sigmoid(total)

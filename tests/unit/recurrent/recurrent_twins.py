@@ -112,8 +112,8 @@ def conv(device: str, cases: int) -> int:
         record = poisoned_record(moved, spare=number % 2).layer(0)
         got = tree_conv_triton(*moved.conv_args(), record, shape)
         case = f"case {number}: {shape} {list(tree.parents.shape)} {dtype} {conv_dtype}"
-        # The interpreter cuts bfloat16 off instead of rounding it, and an ancestor's input passes through it.
-        limit = 8e-3 if device == "cpu" and conv_dtype != dtype else None
+        # The interpreter cuts bfloat16 off instead of rounding it: inputs on their way and products.
+        limit = 3e-2 if device == "cpu" and conv_dtype == torch.bfloat16 else None
         assert_close(got, expected, case, limit=limit)
         assert_close_records(record, expected_record, case, limit=limit)
         assert torch.equal(moved.conv_states.cpu(), layer.conv_states), case
