@@ -53,6 +53,7 @@ OPTIONS: dict[str, list[str]] = {
     "--enable-custom-logit-processor: ": ["--enable-custom-logit-processor"],
     "--enable-return-hidden-states: ": ["--enable-return-hidden-states"],
     "--enable-hierarchical-cache: ": ["--enable-hierarchical-cache"],
+    "--dtype bfloat16 (given or the target's own): on the CPU platform": ["--dtype", "bfloat16"],
     "--disaggregation-mode decode": ["--disaggregation-mode", "decode"],
     "--disaggregation-mode prefill": ["--disaggregation-mode", "prefill"],
 }

@@ -36,7 +36,7 @@ SERVER_OPTIONS = {
     "max_running_requests": 4,
     "max_total_tokens": 16384,
     "skip_server_warmup": True,
-    "log_level": "warning",
+    "log_level": "info",
 }
 BUDGET = next(option for option in config.OPTIONS if option.field == "budget")
 
@@ -119,7 +119,8 @@ def _compare(budget: int, prompts: list[str], json_path: Path | None) -> None:
             answers[name] = _generate(server, texts)
     measured: dict[str, Figures] = {name: figures(answers[name], answers["plain"]) for name in LABELS}
     print(f"\n{table(measured)}\n")
-    print(f"Greedy, float32, {len(prompts)} prompts, up to {NEW_TOKENS} tokens each, tree budget {budget}.")
+    count = "1 prompt" if len(prompts) == 1 else f"{len(prompts)} prompts"
+    print(f"Greedy, float32, {count}, up to {NEW_TOKENS} tokens each, tree budget {budget}.")
     if json_path is not None:
         json_path.write_text(json.dumps(as_json(measured), indent=2) + "\n")
         print(f"Figures written to {json_path}.")
@@ -128,7 +129,8 @@ def _compare(budget: int, prompts: list[str], json_path: Path | None) -> None:
 def _serve(budget: int, prompts: list[str]) -> None:
     with _server("ddtree", target.prepare(), budget) as server:
         _stream_answers(server, prompts)
-        body = json.dumps({"model": "default", "messages": [{"role": "user", "content": "What is a tree?"}]})
+        question = {"role": "user", "content": "What is a tree?"}
+        body = json.dumps({"model": "default", "messages": [question], "temperature": 0, "max_tokens": 64})
         print(f"\nDDTREE serves at {server.base_url} until Ctrl-C (log: {server.log_path}). Try:\n")
         print(f"curl {server.base_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n")
         sys.stdout.flush()

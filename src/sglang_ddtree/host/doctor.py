@@ -43,8 +43,8 @@ def examine(draft: str | None = None, model: str | None = None) -> list[Finding]
     findings += _options()
     if draft is not None:
         findings += _guarded("drafter", lambda: _drafter(draft, model))
-        if sound and model is not None:
-            findings += _guarded("target", lambda: _target(model))
+    if sound and model is not None:
+        findings += _guarded("target", lambda: _target(model))
     return findings
 
 

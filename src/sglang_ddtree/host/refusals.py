@@ -43,6 +43,7 @@ def check_server_args(server_args: Any) -> None:
         model_config = model_config_of(server_args)
         problems += target_problems(model_config, ddtree_config(cfg))
         problems += _recurrent_problems(cfg, model_config)
+        problems += _cpu_dtype_problems(model_config)
     _raise(problems)
 
 
@@ -115,6 +116,18 @@ def _device_problems(cfg: Any) -> Iterator[str]:
         yield (
             f"--device {found}: this version runs on NVIDIA GPUs, and on a CPU when the environment has "
             "SGLANG_PLATFORM=ddtree_cpu"
+        )
+
+
+def _cpu_dtype_problems(model_config: Any) -> Iterator[str]:
+    import torch
+    from sglang.srt.platforms import current_platform
+
+    if current_platform.is_out_of_tree() and model_config.dtype != torch.float32:
+        dtype = str(model_config.dtype).removeprefix("torch.")
+        yield (
+            f"--dtype {dtype} (given or the target's own): on the CPU platform SGLang's DFlash draft runs in float32 "
+            "only. Set --dtype float32"
         )
 
 
