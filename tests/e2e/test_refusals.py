@@ -172,8 +172,11 @@ def test_limits_of_a_hybrid_target_are_named(
         "--speculative-ddtree-budget 129: a target with GDN layers is verified up to 129 tokens wide": [
             *("--speculative-ddtree-budget", "129")
         ],
-        "--linear-attn-verify-backend triton: GDN layers are verified by this package's own kernels": [
+        "--linear-attn-verify-backend triton: a step verifies GDN layers with this package's own kernels": [
             *("--linear-attn-verify-backend", "triton")
+        ],
+        "--linear-attn-decode-backend triton: a step verifies GDN layers with this package's own": [
+            *("--linear-attn-decode-backend", "triton")
         ],
         "--enable-int8-mamba-checkpoint: checkpoints of the recurrent state are kept exact": [
             "--enable-int8-mamba-checkpoint"

@@ -125,6 +125,7 @@ ROWS = (
         "sglang.srt.configs.mamba_utils",
         "host.recurrent",
         "BaseLinearStateParams.mamba_cache_per_req(self)",
+        "mamba2_state_dtype(config)",
     ),
     *_names(
         "sglang.srt.mem_cache.kv_cache_configurator",
@@ -196,9 +197,10 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.managers.schedule_batch",
-        "host.admission, step.worker",
+        "host.admission, host.recurrent_seams, step.worker",
         "Req.set_finish_with_abort(self, error_msg, status_code, err_type)",
         "ScheduleBatch",
+        "mamba_lazy_spec_in_window(req, mamba_track_interval, max_draft_tokens)",
     ),
     *_names(
         "sglang.srt.runtime_context",
@@ -414,7 +416,10 @@ SERVER_ARGS_FIELDS = (
     "device",
     "disable_radix_cache",
     "load_format",
+    "linear_attn_decode_backend",
+    "linear_attn_verify_backend",
     "mamba_radix_cache_strategy",
+    "mamba_ssm_dtype",
     "mamba_track_interval",
     "max_running_requests",
     "model_path",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..recurrent import GDNShape, record_bytes_per_node
 
+if TYPE_CHECKING:
+    from ..step.plan import StepPlan
+
 GDN = "Gated DeltaNet (GDN)"
+_CHECKPOINT = 64  # tokens: no grid of checkpoints is finer
 
 
 def recurrent_family(model_config: Any) -> str | None:
@@ -89,30 +94,26 @@ class RecurrentPlan:
     def record_bytes(self, requests: int) -> int:
         return self.node_bytes * self.width * requests
 
-    def check_fit(self, available: int, requests: int, slots_per_request: int) -> None:
-        """Raise `ValueError` with the numbers unless records and states of all requests fit.
-
-        `available` is the memory, in bytes, for the states of the recurrent layers.
-        """
-        states = self.slot_bytes * slots_per_request
-        needed = requests * (self.node_bytes * self.width + states)
-        if needed <= available:
+    def check_fit(self, memory: StateMemory, requests: int) -> None:
+        """Raise `ValueError` with the numbers unless states and records of `requests` requests fit."""
+        needed = memory.needed(self, requests, self.width)
+        if needed <= memory.available:
             return
-        fewer_requests = available // (self.node_bytes * self.width + states)
-        smaller_width = (available // requests - states) // self.node_bytes
+        fewer = memory.most_requests(self)
+        width = memory.widest(self, requests)
         fixes = [
-            f"--speculative-ddtree-budget {smaller_width - 1} at {requests} running requests"
-            if smaller_width >= 2
+            f"--speculative-ddtree-budget {width - 1} at {requests} running requests"
+            if width >= 2
             else f"no budget fits {requests} running requests",
-            f"--max-running-requests {fewer_requests} at budget {self.width - 1}"
-            if fewer_requests >= 1
+            f"--max-running-requests {fewer} at budget {self.width - 1}"
+            if fewer >= 1
             else f"not one request fits at budget {self.width - 1}",
         ]
         raise ValueError(
             f"DDTREE cannot start: the recurrent layers need {_gib(needed)} for {requests} running requests "
-            f"({_mib(self.node_bytes)} a node x {self.width} nodes and {slots_per_request} states of "
-            f"{_mib(self.slot_bytes)} each), {_gib(available)} are there for them. What would fit: "
-            f"{'; '.join(fixes)}. --mem-fraction-static and --mamba-full-memory-ratio give them more."
+            f"({_mib(self.node_bytes)} a node x {self.width} nodes each, and states of {_mib(self.slot_bytes)}), "
+            f"{_gib(memory.available)} are there for them. What would fit: {'; '.join(fixes)}. "
+            "--mem-fraction-static and --mamba-full-memory-ratio give them more."
         )
 
     def describe(self, requests: int) -> str:
@@ -120,6 +121,41 @@ class RecurrentPlan:
             f"{_mib(self.node_bytes)} a node and request x {self.width} nodes x {requests} requests = "
             f"{_gib(self.record_bytes(requests))}"
         )
+
+
+@dataclass(frozen=True)
+class StateMemory:
+    """The memory that SGLang has for recurrent states, as `_handle_max_mamba_cache` shares it out.
+
+    Attributes:
+        available: bytes.
+        slots_per_request: states that SGLang keeps for each running request.
+        fixed_slots: states whatever the number of requests.
+        record_share: how much of the record these bytes pay; KV pays the rest.
+    """
+
+    available: int
+    slots_per_request: int
+    fixed_slots: int
+    record_share: float
+
+    @classmethod
+    def sized_by_ratio(cls, rest: float, ratio: float, slots_per_request: int) -> StateMemory:
+        """SGLang fills its part of `rest` bytes, ratio / (1 + ratio), with states; one of them is padding."""
+        share = ratio / (1 + ratio)
+        return cls(int(rest * share), slots_per_request, 1, share)
+
+    def needed(self, plan: RecurrentPlan, requests: int, width: int) -> float:
+        states = plan.slot_bytes * (self.slots_per_request * requests + self.fixed_slots)
+        return states + self.record_share * plan.node_bytes * width * requests
+
+    def most_requests(self, plan: RecurrentPlan) -> int:
+        fixed = self.needed(plan, 0, plan.width)
+        return int((self.available - fixed) // (self.needed(plan, 1, plan.width) - fixed))
+
+    def widest(self, plan: RecurrentPlan, requests: int) -> int:
+        states = self.needed(plan, requests, 0)
+        return int((self.available - states) // (self.record_share * plan.node_bytes * requests))
 
 
 def gdn_shape(config: Any) -> GDNShape:
@@ -132,17 +168,23 @@ def gdn_shape(config: Any) -> GDNShape:
     )
 
 
-def gdn_problems(model_config: Any, width: int, track_interval: int | None) -> list[str]:
-    """Why a GDN target is not served at this verify width, one text per reason.
+def gdn_problems(
+    model_config: Any, plan: StepPlan, track_interval: int | None, ssm_dtype: str | None = None
+) -> list[str]:
+    """Why a GDN target is not served at this plan, one text per reason.
 
-    `track_interval` is None where no checkpoint is taken while decoding.
+    `track_interval` is None where no checkpoint is taken while decoding; `ssm_dtype` overrides the checkpoint's.
     """
     from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+    from sglang.srt.configs.mamba_utils import mamba2_state_dtype
 
     from ..recurrent.delta_triton import HEAD_DIMS, MAX_WIDTH
 
     problems = []
-    shape = gdn_shape(hybrid_gdn_config(model_config))
+    config = hybrid_gdn_config(model_config)
+    shape = gdn_shape(config)
+    width = plan.verify_width
+    state_dtype = ssm_dtype or str(mamba2_state_dtype(config).temporal).removeprefix("torch.")
     if width > MAX_WIDTH:
         problems.append(
             f"--speculative-ddtree-budget {width - 1}: a target with GDN layers is verified up to "
@@ -154,10 +196,18 @@ def gdn_problems(model_config: Any, width: int, track_interval: int | None) -> l
     ):
         if size not in HEAD_DIMS:
             problems.append(f"the target's {name} is {size}, it must be one of {list(HEAD_DIMS)}")
+    if state_dtype not in ("float32", "bfloat16"):
+        problems.append(f"--mamba-ssm-dtype {state_dtype}: it must be float32 or bfloat16")
     if track_interval is not None and width > track_interval:
         problems.append(
             f"--mamba-track-interval {track_interval}: it must be at least the verify width, {width} at "
             f"--speculative-ddtree-budget {width - 1}"
+        )
+    # With overlap scheduling two steps share a tracking slot: they may not cross two checkpoints.
+    elif track_interval is not None and math.lcm(_CHECKPOINT, track_interval) < 2 * plan.output_stride:
+        problems.append(
+            f"--mamba-track-interval {track_interval}: it must be at least {2 * plan.output_stride}, twice the "
+            f"tokens of a step at the drafter's block_size {plan.block_size}"
         )
     return problems
 

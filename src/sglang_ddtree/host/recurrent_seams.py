@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .hooks import declare
-from .recurrent import RecurrentPlan, follows_accepted_node
+from .recurrent import RecurrentPlan, StateMemory, follows_accepted_node
 from .seams import serves_ddtree
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
@@ -35,14 +35,32 @@ def plan_memory(original: Callable[..., Any], configurator: Any, total_rest_memo
 
     schedule = get_schedule()
     plan = RecurrentPlan.of(configurator.model_config, int(get_spec().speculative_num_draft_tokens))
-    requests = int(schedule.max_running_requests)
-    available = total_rest_memory * 2**30
-    if schedule.max_mamba_cache_size is None and not get_memory().disable_radix_cache:
-        # SGLang's split between states and KV.
-        available *= schedule.mamba_full_memory_ratio / (1 + schedule.mamba_full_memory_ratio)
-    plan.check_fit(int(available), requests, configurator._calculate_mamba_ratio())
+    requests, rest = int(schedule.max_running_requests), total_rest_memory * 2**30
+    slots_per_request = int(configurator._calculate_mamba_ratio())
+    if schedule.max_mamba_cache_size is not None:
+        given = int(schedule.max_mamba_cache_size)
+        # SGLang then runs as many requests as these states allow.
+        requests = min(requests, given // slots_per_request)
+        memory = StateMemory(int(rest), 0, given + 1, 1.0)
+    elif get_memory().disable_radix_cache:
+        memory = StateMemory(int(rest), 1, 1, 1.0)
+    else:
+        memory = StateMemory.sized_by_ratio(rest, schedule.mamba_full_memory_ratio, slots_per_request)
+    if requests:  # with none SGLang says what is too small
+        plan.check_fit(memory, requests)
     with _recording(configurator):
         return original(configurator, total_rest_memory - plan.record_bytes(requests) / 2**30)
+
+
+def lazy_window(
+    original: Callable[..., Any], req: Any, mamba_track_interval: int, max_draft_tokens: int
+) -> Any:
+    if serves_ddtree():
+        from sglang.srt.runtime_context import get_spec
+
+        # A step commits one path of the tree, not its nodes.
+        max_draft_tokens = min(max_draft_tokens, int(get_spec().speculative_dflash_block_size))
+    return original(req, mamba_track_interval, max_draft_tokens)
 
 
 class _recording:  # noqa: N801
@@ -91,4 +109,10 @@ def install() -> None:
         "after",
         "SGLang's GDN verify stores a state per node; ours computes with the ancestor mask",
         wrap_backend,
+    )
+    declare(
+        "sglang.srt.managers.schedule_batch.mamba_lazy_spec_in_window",
+        "around",
+        "looks twice the verify width ahead, where a step reaches one path: lazy checkpoints would be dropped",
+        lazy_window,
     )

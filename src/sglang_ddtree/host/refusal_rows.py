@@ -149,13 +149,6 @@ OPTION_ROWS = (
     _off("is_embedding", "an embedding model does not decode"),
     _off("enable_linear_replayssm_spec", "its verify is strictly causal, a chain"),
     _off("enable_linear_replayssm", "it serves plain decoding, which a DDTREE server does not do"),
-    OptionRow(
-        "linear_attn_verify_backend",
-        "unset",
-        lambda value: value is not None,
-        "GDN layers are verified by this package's own kernels",
-        "Leave it out.",
-    ),
     _off("enable_int8_mamba_checkpoint", "checkpoints of the recurrent state are kept exact"),
     _off("enable_mamba_cache_stochastic_rounding", "the recurrent state is rounded to the nearest value"),
     _off("enable_nvidia_megakernel", "it replaces the forward by one without a tree mask"),

@@ -77,6 +77,10 @@ def refusal_table() -> list[dict[str, str]]:
     )
     rows += [{"option": f"`{row.name}`", "allowed": row.allowed, "why": row.why} for row in OPTION_ROWS]
     rows += [{"option": row.name, "allowed": "no", "why": row.why} for row in TARGET_ROWS]
+    rows += [
+        {"option": f"`{name}`", "allowed": "unset, on GDN targets", "why": _OWN_KERNELS}
+        for name in _GDN_BACKENDS
+    ]
     rows.append({"option": _OTHER_RECURRENT, "allowed": f"with `{_UNSAFE}`", "why": _UNPROVEN})
     return rows
 
@@ -91,6 +95,9 @@ _WIDTHS = {
 _OTHER_RECURRENT = "target with recurrent layers other than Qwen3-Next's and Qwen3.5's GDN"
 _UNSAFE = "--speculative-ddtree-allow-hybrid-unsafe"
 _UNPROVEN = "it is not proven that the state follows the accepted node"
+
+_GDN_BACKENDS = ("--linear-attn-verify-backend", "--linear-attn-decode-backend")
+_OWN_KERNELS = "a step verifies GDN layers with this package's own kernels"
 
 _DRAFT_BACKEND = "--speculative-draft-attention-backend"
 _ONE_BACKEND = "one backend serves draft and verify"
@@ -224,7 +231,14 @@ def _recurrent_problems(cfg: Any, model_config: Any) -> list[str]:
     if plan is None:
         return []  # the drafter's own check says what is wrong with it
     tracks = not cfg.disable_radix_cache and str(cfg.mamba_radix_cache_strategy).startswith("extra_buffer")
-    return gdn_problems(model_config, plan.verify_width, cfg.mamba_track_interval if tracks else None)
+    problems = gdn_problems(
+        model_config, plan, cfg.mamba_track_interval if tracks else None, cfg.mamba_ssm_dtype
+    )
+    given = _as_given(cfg)
+    for name in _GDN_BACKENDS:
+        if given(_field(name)) is not None:
+            problems.append(f"{name} {given(_field(name))}: {_OWN_KERNELS}. Leave it out")
+    return problems
 
 
 def _raise(problems: list[str]) -> None:

@@ -136,6 +136,8 @@ def memory_line(worker: DDTreeWorker) -> str:
     backend = worker.model_runner.attn_backend
     mask = backend.verify_mask
     captured = worker.captured_head
+    # On a hybrid target the buffers are those of the full attention's backend.
+    backend = getattr(backend, "full_attn_backend", backend)
     sizes = {
         "mask": mask.buffer.nbytes if mask is not None else 0,
         "candidates": captured.nbytes if captured is not None else 0,

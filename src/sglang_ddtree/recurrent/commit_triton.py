@@ -40,7 +40,8 @@ def commit_path_triton(
     block_v, num_warps = config
     block_v = min(block_v, shape.head_v_dim)
     requests = (slots, path, lens, track_slots, track_lens)
-    _commit_states_kernel[(shape.head_v_dim // block_v, shape.num_v_heads, layers * batch)](
+    # The axis that has no limit for what grows with the load.
+    _commit_states_kernel[(layers * batch, shape.num_v_heads, shape.head_v_dim // block_v)](
         record.keys,
         record.values,
         record.log_decay,
@@ -61,7 +62,7 @@ def commit_path_triton(
         HAS_TRACK=has_track,
         num_warps=num_warps,
     )
-    _commit_windows_kernel[(triton.cdiv(shape.conv_dim, _CHANNELS), layers * batch)](
+    _commit_windows_kernel[(layers * batch, triton.cdiv(shape.conv_dim, _CHANNELS))](
         record.inputs,
         conv_states,
         *requests,
@@ -107,8 +108,8 @@ def _commit_states_kernel(  # type: ignore[no-untyped-def]
     HAS_TRACK: tl.constexpr,  # noqa: N803
 ):
     head = tl.program_id(1)
-    layer = (tl.program_id(2) // batch).to(tl.int64)
-    request = (tl.program_id(2) % batch).to(tl.int64)
+    layer = (tl.program_id(0) // batch).to(tl.int64)
+    request = (tl.program_id(0) % batch).to(tl.int64)
     slot = tl.load(slots_ptr + request).to(tl.int64)
     if slot < 0:
         return
@@ -119,7 +120,7 @@ def _commit_states_kernel(  # type: ignore[no-untyped-def]
         track_slot = tl.load(track_slots_ptr + request).to(tl.int64)
         track_steps = tl.where(track_slot >= 0, tl.load(track_lens_ptr + request).to(tl.int32), 0)
 
-    value_channels = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    value_channels = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     key_channels = tl.arange(0, K)
     path_ptr += request * path_len
     keys_ptr += layer * keys_layer_stride + request * keys_row_stride
@@ -169,13 +170,13 @@ def _commit_windows_kernel(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr,  # noqa: N803
     HAS_TRACK: tl.constexpr,  # noqa: N803
 ):
-    layer = (tl.program_id(1) // batch).to(tl.int64)
-    request = (tl.program_id(1) % batch).to(tl.int64)
+    layer = (tl.program_id(0) // batch).to(tl.int64)
+    request = (tl.program_id(0) % batch).to(tl.int64)
     slot = tl.load(slots_ptr + request).to(tl.int64)
     if slot < 0:
         return
     steps = tl.load(lens_ptr + request)
-    channels = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channels < CONV_DIM
     path_ptr += request * path_len
     inputs_ptr += layer * inputs_layer_stride + request * inputs_row_stride + channels

@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from sglang_ddtree.host import recurrent
-from sglang_ddtree.host.recurrent import GDN, RecurrentPlan, follows_accepted_node, recurrent_family
+from sglang_ddtree.host.recurrent import (
+    GDN,
+    RecurrentPlan,
+    StateMemory,
+    follows_accepted_node,
+    recurrent_family,
+)
 from sglang_ddtree.recurrent import GDNShape, TreeRecord, record_bytes_per_node
+from sglang_ddtree.step.plan import StepPlan
 
 pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
 
@@ -82,48 +89,90 @@ def test_bytes_of_a_node_are_those_of_the_record() -> None:
     assert record.nbytes == 3 * 5 * 7 * record_bytes_per_node(small, torch.float32, torch.bfloat16)
 
 
-def test_memory_that_fits_passes_and_one_byte_less_does_not() -> None:
-    needed = 8 * (plan(33).node_bytes * 33 + 5 * 144 * MIB)
-    plan(33).check_fit(needed, requests=8, slots_per_request=5)
+def requests_of_sglang(rest: int, ratio: float, slots: int, record: int) -> int:
+    """How many requests SGLang's own sizing allows: floor of states, one of them padding, by states a request."""
+    states = (rest - record) * ratio / (1 + ratio)
+    return int((states - 144 * MIB) // (144 * MIB)) // slots
+
+
+@pytest.mark.parametrize("width", [2, 17, 65, 129])
+@pytest.mark.parametrize("rest", [4, 8, 12, 17, 24, 31, 47, 69])
+def test_named_number_of_requests_is_the_largest_that_sglang_serves(rest: int, width: int) -> None:
+    one = plan(width)
+    rest *= 2**30
+    memory = StateMemory.sized_by_ratio(rest, 0.9, 5)
+    named = memory.most_requests(one)
+    if named:
+        one.check_fit(memory, named)
+        assert requests_of_sglang(rest, 0.9, 5, one.record_bytes(named)) >= named
     with pytest.raises(ValueError, match="DDTREE cannot start: the recurrent layers need"):
-        plan(33).check_fit(needed - 1, requests=8, slots_per_request=5)
+        one.check_fit(memory, named + 1)
+    assert requests_of_sglang(rest, 0.9, 5, one.record_bytes(named + 1)) < named + 1
 
 
 def test_refusal_names_numbers_that_fit_and_are_the_largest() -> None:
-    available = 6 * 2**30
+    memory = StateMemory.sized_by_ratio(15 * 2**30, 0.9, 5)
     with pytest.raises(ValueError, match="--max-running-requests") as caught:
-        plan(65).check_fit(available, requests=8, slots_per_request=5)
+        plan(129).check_fit(memory, 9)
     text = str(caught.value)
     budget = int(text.split("--speculative-ddtree-budget ")[1].split()[0])
     requests = int(text.split("--max-running-requests ")[1].split()[0])
-    plan(budget + 1).check_fit(available, requests=8, slots_per_request=5)
-    plan(65).check_fit(available, requests=requests, slots_per_request=5)
+    assert 1 <= budget < 128
+    assert 1 <= requests < 9
+    plan(budget + 1).check_fit(memory, 9)
+    plan(129).check_fit(memory, requests)
     with pytest.raises(ValueError, match="cannot start"):
-        plan(budget + 2).check_fit(available, requests=8, slots_per_request=5)
+        plan(budget + 2).check_fit(memory, 9)
     with pytest.raises(ValueError, match="cannot start"):
-        plan(65).check_fit(available, requests=requests + 1, slots_per_request=5)
+        plan(129).check_fit(memory, requests + 1)
+
+
+def test_given_states_are_paid_whatever_the_requests() -> None:
+    memory = StateMemory(4 * 2**30, 0, 21, 1.0)
+    record = 4 * 2**30 - 21 * 144 * MIB
+    fits = record // plan(17).record_bytes(1)
+    assert memory.most_requests(plan(17)) == fits
+    plan(17).check_fit(memory, fits)
 
 
 def test_refusal_says_when_nothing_fits() -> None:
     with pytest.raises(ValueError, match="no budget fits 8 running requests; not one request fits"):
-        plan(65).check_fit(100 * MIB, requests=8, slots_per_request=5)
+        plan(65).check_fit(StateMemory.sized_by_ratio(200 * MIB, 0.9, 5), 8)
+
+
+def step_plan(budget: int, block_size: int = 16) -> StepPlan:
+    return StepPlan.resolve(block_size=block_size, budget=budget, topk_cap=16, vocab_size=1000)
 
 
 @pytest.mark.parametrize(
-    ("changes", "width", "interval", "expected"),
+    ("changes", "step", "interval", "expected"),
     [
-        ({}, 129, 256, []),
-        ({}, 130, 256, ["--speculative-ddtree-budget 129: a target with GDN layers is verified up to 129"]),
-        ({}, 17, 16, ["--mamba-track-interval 16: it must be at least the verify width, 17"]),
-        ({}, 17, None, []),
-        ({"linear_key_head_dim": 96}, 17, 256, ["the target's linear_key_head_dim is 96"]),
-        ({"linear_value_head_dim": 8}, 17, 256, ["the target's linear_value_head_dim is 8"]),
+        ({}, step_plan(128), 256, []),
+        (
+            {},
+            step_plan(129),
+            256,
+            ["--speculative-ddtree-budget 129: a target with GDN layers is verified up"],
+        ),
+        ({}, step_plan(16), 16, ["--mamba-track-interval 16: it must be at least the verify width, 17"]),
+        ({}, step_plan(16), None, []),
+        ({}, step_plan(63, block_size=64), 64, ["--mamba-track-interval 64: it must be at least 128, twice"]),
+        ({}, step_plan(63, block_size=64), 128, []),
+        ({}, step_plan(63, block_size=32), 64, []),
+        ({"linear_key_head_dim": 96}, step_plan(16), 256, ["the target's linear_key_head_dim is 96"]),
+        ({"linear_value_head_dim": 8}, step_plan(16), 256, ["the target's linear_value_head_dim is 8"]),
+        (
+            {"mamba_ssm_dtype": "float16"},
+            step_plan(16),
+            256,
+            ["--mamba-ssm-dtype float16: it must be float32 or"],
+        ),
     ],
 )
 def test_gdn_limits_are_named(
-    changes: dict[str, int], width: int, interval: int | None, expected: list[str]
+    changes: dict[str, Any], step: StepPlan, interval: int | None, expected: list[str]
 ) -> None:
-    found = recurrent.gdn_problems(model_config(made("Qwen3NextConfig", **changes)), width, interval)
+    found = recurrent.gdn_problems(model_config(made("Qwen3NextConfig", **changes)), step, interval)
     assert len(found) == len(expected)
     for problem, start in zip(found, expected, strict=True):
         assert problem.startswith(start)

@@ -1,0 +1,51 @@
+"""The bench command as a user runs it, on the CPU platform."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from sglang_ddtree.demo.server import cpu_environment
+
+
+def test_bench_measures_plain_decoding_and_the_tree(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    rows = [{"prompt": "Count to ten."}, {"question": "What is 2 + 3?"}, {"turns": ["Hello!", "Bye."]}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", "sglang_ddtree.cli", "bench"]
+    command += ["--model", str(tiny_target), "--draft", str(tiny_drafter), "--arm", "AR", "--arm", "DDTREE 8"]
+    command += ["--prompts", str(prompts), "--concurrency", "2", "--runs", "1", "--max-new-tokens", "16"]
+    command += ["--server-arg", "--dtype float32 --max-total-tokens 8192 --max-running-requests 8"]
+    command += ["--server-arg", "--skip-server-warmup --sleep-on-idle", "--out", str(out)]
+    result = subprocess.run(command, text=True, capture_output=True, check=False, env=cpu_environment(1))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    found = json.loads((out / "bench.json").read_text())
+    assert [(arm["name"], arm["failure"], arm["mode"]) for arm in found["arms"]] == [
+        ("AR", None, "CPU"),
+        ("DDTREE 8", None, "CPU"),
+    ]
+    plain, tree = (arm["cells"][0] for arm in found["arms"])
+    assert tree["output_ids"] == plain["output_ids"]
+    assert tree["identity"] == {
+        "compared": 3,
+        "identical": 3,
+        "earliest_difference": None,
+        "differences": {},
+        "must_be_identical": True,
+    }
+    (tokens,) = tree["figures"]["tokens"]["values"]
+    (steps,) = tree["figures"]["verify_steps"]["values"]
+    assert 0 < steps < tokens - len(rows)  # a token of each answer is its prompt's
+    assert plain["figures"]["verify_steps"]["values"] == [tokens - len(rows)]
+    for request in tree["requests"][0]:
+        # The last step may keep drafts beyond the answer's end.
+        kept = 1 + request["verify_steps"] + request["correct_drafts"]
+        assert request["tokens"] <= kept < request["tokens"] + 8
+    assert "Run on the CPU" in result.stdout
+    assert "<svg" in (out / "bench.html").read_text()
+    assert json.loads((out / "bench.json").read_text())["chat_template"] is True
