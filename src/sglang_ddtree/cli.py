@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .bench.arguments import add_arguments, join_server_args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"sglang-ddtree {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_doctor(commands.add_parser("doctor", help="check whether DDTREE can start on this machine"))
-    arguments = parser.parse_args(argv)
+    _add_bench(commands.add_parser("bench", help="measure AR, DFLASH and DDTREE on this machine"))
+    arguments = parser.parse_args(join_server_args(sys.argv[1:] if argv is None else argv))
     return int(arguments.run(arguments))
 
 
@@ -33,6 +35,17 @@ def _doctor(arguments: argparse.Namespace) -> int:
     findings = doctor.examine(arguments.draft, arguments.model)
     print(json.dumps(doctor.as_json(findings), indent=2) if arguments.json else doctor.as_text(findings))
     return 0 if doctor.would_start(findings) else 1
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser)
+    parser.set_defaults(run=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from .bench.command import run
+
+    return run(arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+"""The measurement: arm by arm, and in each arm temperature by concurrency by run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from . import comparable
+from .arms import Arm
+from .progress import Progress
+from .timeline import RequestFailed, Timeline
+
+WARM_UP_TOKENS = 32
+
+
+class ArmFailed(RuntimeError):
+    """An arm cannot be measured; the other arms can."""
+
+
+class Server(Protocol):
+    """What the flow needs of a server that is ready."""
+
+    def info(self) -> Mapping[str, Any]: ...
+    def flush(self) -> None: ...
+    def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline: ...
+
+
+Start = Callable[[Arm], AbstractContextManager[Server]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every arm is measured at."""
+
+    arms: Sequence[Arm]
+    concurrencies: Sequence[int]
+    temperatures: Sequence[float]
+    runs: int
+    max_new_tokens: int
+
+    @property
+    def cells(self) -> list[tuple[int, float]]:
+        """Concurrency and temperature of every cell, in the order in which they are measured."""
+        return [(number, heat) for heat in self.temperatures for number in self.concurrencies]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All runs of one arm at one concurrency and temperature: run -> prompt -> timeline."""
+
+    concurrency: int
+    temperature: float
+    runs: Sequence[Sequence[Timeline]]
+
+
+@dataclass
+class ArmResult:
+    """What became of one arm. `failure` is the reason why it was not measured to the end."""
+
+    arm: Arm
+    startup_s: float | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    failure: str | None = None
+
+
+def measure(
+    plan: Plan,
+    prompts: Sequence[Sequence[int]],
+    start: Start,
+    progress: Progress,
+    save: Callable[[Sequence[ArmResult]], object],
+) -> list[ArmResult]:
+    """Measure every arm; `prompts` are token ids, `save` gets what there is after each arm.
+
+    The flags of the first arm that is measured are what the others' must equal: an arm that differs is not
+    measured, so that nothing can compare it.
+    """
+    results: list[ArmResult] = []
+    per_arm = len(plan.cells) * plan.runs * len(prompts)
+    for number, arm in enumerate(plan.arms, 1):
+        before = progress.done
+        result = ArmResult(arm)
+        reference = next((one for one in results if one.cells), None)
+        progress.say(f"{arm.name} ({number} of {len(plan.arms)}): starting its server")
+        try:
+            _measure_arm(plan, prompts, start, progress, result, reference)
+        except (ArmFailed, RequestFailed) as error:
+            result.failure = str(error)
+            progress.leave_out(per_arm - (progress.done - before))
+            progress.say(f"{arm.name}: not measured: {error}")
+        results.append(result)
+        save(results)
+    return results
+
+
+def _measure_arm(
+    plan: Plan,
+    prompts: Sequence[Sequence[int]],
+    start: Start,
+    progress: Progress,
+    result: ArmResult,
+    reference: ArmResult | None,
+) -> None:
+    began = time.monotonic()
+    with start(result.arm) as server:
+        result.startup_s = time.monotonic() - began
+        result.info = server.info()
+        result.flags = comparable.flags_of(result.info)
+        if reference is not None:
+            name, other = result.arm.name, reference.arm.name
+            reasons = comparable.differences(name, result.flags, other, reference.flags, plan.concurrencies)
+            if reasons:
+                raise ArmFailed("not comparable: " + "; ".join(reasons))
+        limit = result.info.get("max_running_requests")
+        result.warnings = comparable.warnings(result.flags, limit, plan.concurrencies)
+        for concurrency, temperature in plan.cells:
+            progress.say(f"{result.arm.name}: concurrency {concurrency}, temperature {temperature:g}")
+            warm_up = [prompts[index % len(prompts)] for index in range(concurrency)]
+            tokens = min(WARM_UP_TOKENS, plan.max_new_tokens)
+            one_run(server, warm_up, concurrency, temperature, tokens)
+            runs = []
+            for _ in range(plan.runs):
+                server.flush()
+                runs.append(
+                    one_run(
+                        server,
+                        prompts,
+                        concurrency,
+                        temperature,
+                        plan.max_new_tokens,
+                        on_done=progress.advance,
+                    )
+                )
+            result.cells.append(Cell(concurrency, temperature, runs))
+
+
+def one_run(
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    concurrency: int,
+    temperature: float,
+    max_new_tokens: int,
+    on_done: Callable[[], None] = lambda: None,
+) -> list[Timeline]:
+    """Every prompt once, `concurrency` of them in flight; the timelines in the prompts' order.
+
+    Raises:
+        RequestFailed: a request failed; those still waiting are not sent.
+    """
+    stop = threading.Event()
+
+    def send(ids: Sequence[int]) -> Timeline:
+        if stop.is_set():
+            raise RequestFailed("not sent: another request failed")
+        timeline = server.generate(ids, temperature, max_new_tokens)
+        on_done()
+        return timeline
+
+    pool = ThreadPoolExecutor(concurrency)
+    try:
+        futures = [pool.submit(send, ids) for ids in prompts]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        return [future.result() for future in futures]
+    finally:
+        # Not waiting for requests in flight: after Ctrl-C the server ends first, which ends them.
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)

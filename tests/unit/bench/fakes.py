@@ -1,0 +1,110 @@
+"""Servers and timelines without a network."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sglang_ddtree.bench.arms import Arm
+from sglang_ddtree.bench.flow import ArmFailed
+from sglang_ddtree.bench.timeline import RequestFailed, Timeline
+
+INFO: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "bfloat16",
+    "kv_cache_dtype": "auto",
+    "page_size": 1,
+    "attention_backend": "triton",
+    "prefill_attention_backend": None,
+    "decode_attention_backend": None,
+    "disable_overlap_schedule": False,
+    "disable_radix_cache": False,
+    "disable_cuda_graph": False,
+    "disable_decode_cuda_graph": False,
+    "disable_prefill_cuda_graph": True,
+    "disable_cuda_graph_padding": False,
+    "cuda_graph_config": {
+        "decode": {"backend": "full", "max_bs": 8},
+        "prefill": {"backend": "disabled", "max_bs": None},
+    },
+    "max_running_requests": 48,
+    "launch_command": "python -m sglang.launch_server",
+}
+
+
+def event(time: float, tokens: int, *, ids: Sequence[int] = (), **meta: Any) -> tuple[float, bytes]:
+    """One data line of a streaming answer, as it was received at `time`."""
+    meta = {"completion_tokens": tokens, "finish_reason": None, **meta}
+    return time, json.dumps({"output_ids": list(ids), "meta_info": meta}).encode()
+
+
+def timeline(
+    *,
+    sent: float = 0.0,
+    first: float = 1.0,
+    last: float = 3.0,
+    tokens: int = 5,
+    steps: int = 0,
+    correct: int = 0,
+) -> Timeline:
+    return Timeline(sent, first, last, 1, tokens, steps, correct, tuple(range(tokens)))
+
+
+class FakeServer:
+    """Answers with five tokens: 0.5 s to the first, then a step of 0.5 s for each `per_step` tokens."""
+
+    def __init__(self, info: Mapping[str, Any], per_step: int, ids: Sequence[int] = (5, 6, 7, 8, 9)) -> None:
+        self._info, self.per_step, self.ids = info, per_step, tuple(ids)
+        self.flushes = 0
+        self.requests: list[tuple[float, int]] = []
+        self.most_at_a_time = self._now = 0
+        self._lock = threading.Lock()
+        self.fails_at: int | None = None
+
+    def info(self) -> Mapping[str, Any]:
+        return self._info
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline:
+        with self._lock:
+            self.requests.append((temperature, max_new_tokens))
+            number = len(self.requests)
+            self._now += 1
+            self.most_at_a_time = max(self.most_at_a_time, self._now)
+        if self.fails_at is not None and number >= self.fails_at:
+            raise RequestFailed("/generate: status 500: boom")
+        threading.Event().wait(0.001)
+        with self._lock:
+            self._now -= 1
+        steps = 4 // self.per_step
+        verified = steps if self.per_step > 1 else 0
+        return Timeline(
+            0.0, 0.5, 0.5 + 0.5 * steps, 1, 5, verified, 4 - verified if verified else 0, self.ids
+        )
+
+
+class FakeServers:
+    """`servers` maps an arm's name to its server, or to the reason why it does not start."""
+
+    def __init__(self, servers: Mapping[str, FakeServer | str]) -> None:
+        self.servers = servers
+        self.started: list[str] = []
+        self.running = 0
+
+    @contextmanager
+    def start(self, arm: Arm) -> Iterator[FakeServer]:
+        self.started.append(arm.name)
+        server = self.servers[arm.name]
+        if isinstance(server, str):
+            raise ArmFailed(server)
+        assert self.running == 0, "two servers at the same time"
+        self.running += 1
+        try:
+            yield server
+        finally:
+            self.running -= 1

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from sglang_ddtree import cli
+from sglang_ddtree.bench import arguments as usage
+from sglang_ddtree.bench import command
+from sglang_ddtree.bench.arms import BUDGET, Arm, parse_arm
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    usage.add_arguments(parser)
+    return parser.parse_args(usage.join_server_args(words))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arm", "EAGLE"], '--arm must be AR, DFLASH or "DDTREE N" with N from 1 to 1024, got "EAGLE"'),
+        (["--arm", "DDTREE"], 'got "DDTREE"'),
+        (["--arm", "DFLASH 3"], 'got "DFLASH 3"'),
+        (["--arm", f"DDTREE {BUDGET.high + 1}"], f"from 1 to {BUDGET.high}, got {BUDGET.high + 1}"),
+        (["--arm", "DDTREE 0"], "got 0"),
+        (["--arm", "AR", "--arm", "ar"], 'arm "AR" is given 2 times'),
+        (["--prompts", "x.jsonl", "--set", "math"], "exclude each other"),
+        (["--prompts", "absent.jsonl"], "absent.jsonl"),
+        (["--runs", "0"], "--runs must be a whole number from 1, got 0"),
+        (["--concurrency", "1", "-3"], "--concurrency must be a whole number from 1, got -3"),
+        (["--concurrency", "2", "2"], "--concurrency has a value twice"),
+        (["--max-new-tokens", "0"], "--max-new-tokens"),
+        (["--limit", "0"], "--limit"),
+        (["--temperature", "-1"], "--temperature must be a number from 0, got -1"),
+        (["--temperature", "nan"], "--temperature must be a number from 0, got nan"),
+        (["--start-timeout", "0"], "--start-timeout"),
+        (["--server-arg", "--port 3"], "must not set --port"),
+        (["--server-arg", "--speculative-ddtree-budget=4"], "choose with --arm"),
+        (["--server-arg", "--page-size '16"], "No closing quotation"),
+        (["--out", "file"], "--out file: File exists"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    monkeypatch.setattr(command, "encode", lambda *_: pytest.fail("started"))
+    assert cli.main(["bench", "--model", "m", "--draft", "d", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_speculative_arms_need_a_drafter() -> None:
+    with pytest.raises(usage.UsageError, match="give --draft"):
+        usage.arms(parse("--model", "m"))
+    assert usage.arms(parse("--model", "m", "--arm", "AR")) == [Arm("AR")]
+
+
+def test_defaults_are_six_arms_and_all_sets() -> None:
+    found = parse("--model", "m", "--draft", "d")
+    assert [arm.name for arm in usage.arms(found)][2:] == [
+        "DDTREE 16",
+        "DDTREE 32",
+        "DDTREE 64",
+        "DDTREE 128",
+    ]
+    assert len(usage.prompts(found)) == 96
+    assert found.runs == 5
+
+
+def test_limit_takes_the_first_prompts_of_each_set() -> None:
+    found = usage.prompts(parse("--model", "m", "--set", "math", "--set", "code", "--limit", "2"))
+    assert [prompt.name for prompt in found] == ["math-01", "math-02", "code-01", "code-02"]
+
+
+def test_server_args_reach_every_arm_the_same() -> None:
+    found = parse("--model", "m", "--server-arg", "--page-size 16", "--server-arg", "--disable-radix-cache")
+    words = usage.server_words(found)
+    assert words == ["--page-size", "16", "--disable-radix-cache"]
+    plain = parse_arm("AR").server_arguments("m", "d", words)
+    assert plain == ["--model-path", "m", *words]
+    tree = parse_arm("ddtree  16").server_arguments("m", "d", words)
+    assert tree[: len(plain)] == plain
+    assert tree[len(plain) :] == [
+        *("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"),
+        *("--speculative-ddtree-budget", "16"),
+    ]
