@@ -161,7 +161,7 @@ def test_turns_equal_those_of_a_cold_server(server: Server, mode: Mode, hybrid_o
     assert hybrid_oracle.chooses(history, missed["output_ids"])
 
 
-@pytest.mark.parametrize("mode", [MODES[0], MODES[5]], ids=str, indirect=True)
+@pytest.mark.parametrize("mode", [MODES[5]], ids=str, indirect=True)
 def test_many_requests_on_one_prefix_some_aborted(
     server: Server, mode: Mode, hybrid_oracle: GreedyOracle
 ) -> None:

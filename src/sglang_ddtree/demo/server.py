@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -38,11 +39,17 @@ def tail(log: str, lines: int = 30) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on at the moment.
+
+    A server takes it only many seconds later. So it is drawn at random, from below the range from which the kernel
+    serves whoever asks for any port: another start is unlikely to be given the same one meanwhile.
+    """
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
