@@ -183,7 +183,6 @@ def test_record_that_does_not_fit_is_refused_with_numbers_that_do(
         launch(
             hybrid_target,
             environment=EXACT,
-            max_mamba_cache_size=STATES,
             speculative_algorithm="DDTREE",
             speculative_draft_model_path=tiny_drafter,
             speculative_ddtree_budget=64,
