@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,32 @@ class Server(ServerProcess):
     def server_info(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.base_url}/server_info", timeout=60) as response:
             return json.loads(response.read())
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache."""
+        request = urllib.request.Request(f"{self.base_url}/flush_cache", method="POST")
+        urllib.request.urlopen(request, timeout=60).close()
+
+    def abort(self, rid: str) -> None:
+        """Abort every request whose id begins with `rid`."""
+        request = urllib.request.Request(
+            f"{self.base_url}/abort_request",
+            json.dumps({"rid": rid}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=60).close()
+
+    def used_tokens(self) -> int:
+        """KV slots in use, by the scheduler's own count."""
+        with urllib.request.urlopen(f"{self.base_url}/v1/loads", timeout=60) as response:
+            return sum(load["num_used_tokens"] for load in json.loads(response.read())["loads"])
+
+    def settled_tokens(self) -> int:
+        """`used_tokens` once the scheduler has published its idle state."""
+        deadline = time.monotonic() + 20
+        while (used := self.used_tokens()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return used
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from e2e.hf import GreedyOracle
 from e2e.hybrid_checkpoints import EXACT, STATES, make_hybrid_target
 from e2e.prompts import mixed_prompts
 from e2e.serving import Server
-from e2e.test_serving import abort, settled_tokens
 
 BLOCK = 16
 PROMPTS = mixed_prompts(40, seed=21)
@@ -124,11 +122,6 @@ def ask(server: Server, prompt: list[int], count: int, **fields: Any) -> dict[st
     return server.post("/generate", {"input_ids": prompt, "sampling_params": params, **fields})
 
 
-def flush(server: Server) -> None:
-    request = urllib.request.Request(f"{server.base_url}/flush_cache", method="POST")
-    urllib.request.urlopen(request, timeout=60).close()
-
-
 LENGTHS = {256: (150, 180, 220)}
 
 
@@ -155,7 +148,7 @@ def test_turns_equal_those_of_a_cold_server(server: Server, mode: Mode, hybrid_o
     # buffer.
     assert decoded == 6 if mode.strategy == BUFFER else decoded >= (mode.strategy == LAZY)
     # The same turn without its checkpoint.
-    flush(server)
+    server.flush_cache()
     missed = ask(server, history, 60)
     assert missed["meta_info"]["cached_tokens"] == 0
     assert hybrid_oracle.chooses(history, missed["output_ids"])
@@ -177,7 +170,7 @@ def test_many_requests_on_one_prefix_some_aborted(
     with ThreadPoolExecutor(25) as pool:
         answers = [pool.submit(one, number) for number in range(20)]
         for number in sorted(gone):
-            pool.submit(lambda n=number: (time.sleep(1.0 + n * 0.1), abort(server, f"turn-{n:02d}")))
+            pool.submit(lambda n=number: (time.sleep(1.0 + n * 0.1), server.abort(f"turn-{n:02d}")))
         done = [answer.result() for answer in answers]
     for number, answer in enumerate(done):
         assert hybrid_oracle.chooses(prompts[number], answer["output_ids"]), number
@@ -187,8 +180,8 @@ def test_many_requests_on_one_prefix_some_aborted(
     assert finished != gone
     assert sum(answer["meta_info"].get("cached_tokens", 0) > 0 for answer in done) > 10
     # SGLang checks its pools whenever it is idle, and ends the server on a leak.
-    flush(server)
-    assert settled_tokens(server) == 0
+    server.flush_cache()
+    assert server.settled_tokens() == 0
     time.sleep(2)
     assert hybrid_oracle.chooses(prefix, ask(server, prefix, 60)["output_ids"])
     assert "leak" not in server.log().lower()

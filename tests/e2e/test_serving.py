@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,7 +137,7 @@ def test_two_hundred_requests_with_aborts_and_too_little_memory(
         max_total_tokens=2048,
         schedule_conservativeness=0.1,
     ) as server:
-        assert settled_tokens(server) == 0
+        assert server.settled_tokens() == 0
         aborted = set(choice.sample(range(200), 40))
         answers = run_with_aborts(server, prompts, aborted)
         for number, answer in enumerate(answers):
@@ -151,10 +149,8 @@ def test_two_hundred_requests_with_aborts_and_too_little_memory(
                 assert answer["output_ids"] == text, number
         assert any(answers[number]["meta_info"]["finish_reason"]["type"] == "abort" for number in aborted)
         assert RETRACTED in server.log()
-        urllib.request.urlopen(
-            urllib.request.Request(f"{server.base_url}/flush_cache", method="POST"), timeout=60
-        )
-        assert settled_tokens(server) == 0
+        server.flush_cache()
+        assert server.settled_tokens() == 0
         # SGLang checks its pools whenever it is idle, and ends the server on a leak.
         time.sleep(2)
         assert server.greedy(prompts[:2], len(texts[0])) == [
@@ -169,32 +165,9 @@ def run_with_aborts(server: Server, prompts: list[list[int]], aborted: set[int])
         # Without ignore_eos: with it the scheduler knows every length ahead and admits only what fits.
         params = {"temperature": 0, "max_new_tokens": 96}
         if number in aborted:
-            threading.Timer(0.2 + number % 7 / 10, lambda: abort(server, rid)).start()
+            threading.Timer(0.2 + number % 7 / 10, lambda: server.abort(rid)).start()
         payload = {"rid": rid, "input_ids": prompts[number % len(prompts)], "sampling_params": params}
         return server.post("/generate", payload)
 
     with ThreadPoolExecutor(48) as pool:
         return list(pool.map(ask, range(200)))
-
-
-def abort(server: Server, rid: str) -> None:
-    request = urllib.request.Request(
-        f"{server.base_url}/abort_request",
-        json.dumps({"rid": rid}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    urllib.request.urlopen(request, timeout=60).close()
-
-
-def used_tokens(server: Server) -> int:
-    """KV slots in use, by the scheduler's own count."""
-    with urllib.request.urlopen(f"{server.base_url}/v1/loads", timeout=60) as response:
-        return sum(load["num_used_tokens"] for load in json.loads(response.read())["loads"])
-
-
-def settled_tokens(server: Server) -> int:
-    """`used_tokens` once the scheduler has published its idle state."""
-    deadline = time.monotonic() + 20
-    while (used := used_tokens(server)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return used

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -63,17 +64,14 @@ def lazy_window(
     return original(req, mamba_track_interval, max_draft_tokens)
 
 
-class _recording:  # noqa: N801
+@contextmanager
+def _recording(configurator: Any) -> Iterator[None]:
     """While it is open, SGLang's pool and its plan leave the states per node out."""
-
-    def __init__(self, configurator: Any) -> None:
-        self._applies = _applies(configurator.model_config)
-
-    def __enter__(self) -> None:
-        self._token = _records_inputs.set(self._applies)
-
-    def __exit__(self, *_: Any) -> None:
-        _records_inputs.reset(self._token)
+    token = _records_inputs.set(_applies(configurator.model_config))
+    try:
+        yield
+    finally:
+        _records_inputs.reset(token)
 
 
 def wrap_backend(result: Any, runner: Any, full_attn_backend: Any) -> Any:
