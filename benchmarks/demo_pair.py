@@ -1,29 +1,34 @@
-"""The demo pair on a GPU: acceptance and speed of plain decoding, DFLASH and DDTREE from one call.
+"""The demo pair on a GPU: acceptance, speed and texts of plain decoding, DFLASH and DDTREE from one call.
 
     python benchmarks/demo_pair.py --target DIR --drafter DIR --prompts tests/data/eval_prompts.jsonl --out FILE
 
-Every arm is an engine in a process of its own. They start side by side and measure one after the other, so that
-no arm is timed while another works. Dummy weights would accept nothing: this needs the real pair.
+Arms are engines that start side by side and measure in turn. Dummy weights would accept nothing: this needs the real
+pair. Texts of 16 bits part where the target's two best tokens are nearly tied, for the chain's verify as for the
+tree's, since both compute in other shapes than plain decoding. So every parting is kept with the gap, in nats,
+between plain decoding's two best tokens there, and whether the other text took the second of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import side_by_side
 
 TREE = {"speculative_algorithm": "DDTREE"}
 TREE_32 = {**TREE, "speculative_ddtree_budget": 32}
 ARMS: dict[str, dict[str, Any]] = {
     "AR": {},
     "DFLASH": {"speculative_algorithm": "DFLASH"},
-    "DDTREE 16": {**TREE, "speculative_ddtree_budget": 16},
-    "DDTREE 32": TREE_32,
-    "DDTREE 64": {**TREE, "speculative_ddtree_budget": 64},
+    **{
+        f"DDTREE {budget}": {**TREE, "speculative_ddtree_budget": budget}
+        for budget in (7, 15, 16, 31, 32, 63, 64, "auto")
+    },
     # The same tree on other paths: what they accept must not differ.
     "DDTREE 32, page 16": {**TREE_32, "page_size": 16},
     "DDTREE 32, graphs up to 4": {**TREE_32, "cuda_graph_max_bs_decode": 4},
@@ -31,17 +36,17 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 COMMON = {
     "attention_backend": "triton",
-    "max_running_requests": 48,
+    "max_running_requests": 64,
     "max_total_tokens": 65536,
-    "mem_fraction_static": 0.1,
-    "cuda_graph_max_bs_decode": 48,
+    "mem_fraction_static": 0.5,
+    "cuda_graph_max_bs_decode": 64,
     "disable_prefill_cuda_graph": True,
     "random_seed": 1,
     "log_level": "info",
 }
 NEW_TOKENS = 128
 STOP = 2
-REPEATS = 3
+REPEATS = 5
 
 
 def read_prompts(path: Path, target: Path) -> list[list[int]]:
@@ -57,109 +62,118 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
     ]
 
 
-def run_arm(name: str, target: Path, drafter: Path, prompts_path: Path) -> None:
-    """One engine: says READY, waits for a line, measures, prints RESULT."""
+def run_arm(name: str, arguments: argparse.Namespace) -> None:
     import sglang
 
-    options = {"model_path": str(target), "dtype": "bfloat16", **COMMON, **ARMS[name]}
+    options = {"model_path": str(arguments.target), "dtype": "bfloat16", **COMMON, **ARMS[name]}
     if "speculative_algorithm" in options:
-        options["speculative_draft_model_path"] = str(drafter)
-    prompts = read_prompts(prompts_path, target)
+        options["speculative_draft_model_path"] = str(arguments.drafter)
+    prompts = read_prompts(arguments.prompts, arguments.target)
     start = time.perf_counter()
     engine = sglang.Engine(**options)
     startup = time.perf_counter() - start
-    print("READY", flush=True)
-    sys.stdin.readline()
-    result = {"startup_s": round(startup, 1), **measure(engine, prompts)}
-    print("RESULT " + json.dumps(result), flush=True)
+    side_by_side.ready()
+    result = {
+        "startup_s": round(startup, 1),
+        "acceptance": acceptance(engine, prompts[:48]),
+        "tokens_per_s": {
+            str(temperature): {
+                str(batch): rates(engine, prompts, batch, temperature) for batch in arguments.batch
+            }
+            for temperature in arguments.temperature
+        },
+        "texts": texts(engine, prompts[:64], ranked=name == "AR"),
+    }
+    widths = [state.get("ddtree_widths") for state in engine.get_server_info()["internal_states"]]
+    if any(widths):
+        result["widths"] = widths
+    side_by_side.report(result)
     engine.shutdown()
 
 
-def measure(engine: Any, prompts: list[list[int]]) -> dict[str, Any]:
-    greedy = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "stop_token_ids": [STOP]}
-    engine.generate(input_ids=prompts[:4], sampling_params=greedy)
-    answers = engine.generate(input_ids=prompts, sampling_params=greedy)
-    meta = [answer["meta_info"] for answer in answers]
-    found: dict[str, Any] = {
-        "tokens": sum(m["completion_tokens"] for m in meta),
-        "output_ids": [answer["output_ids"] for answer in answers],
-        "tokens_per_s": {},
-    }
-    if "spec_verify_ct" in meta[0]:
-        found["forwards"] = sum(m["spec_verify_ct"] for m in meta)
-        found["tokens_per_forward"] = 1 + sum(m["spec_num_correct_drafts"] for m in meta) / found["forwards"]
-    for batch in (1, 8):
-        groups = [prompts[first : first + batch] for first in range(0, 48, 3 * batch)]
-        rates = []
-        for _ in range(REPEATS):
-            start = time.perf_counter()
-            done = [engine.generate(input_ids=group, sampling_params=greedy) for group in groups]
-            seconds = time.perf_counter() - start
-            rates.append(sum(a["meta_info"]["completion_tokens"] for group in done for a in group) / seconds)
-        found["tokens_per_s"][str(batch)] = [round(rate, 1) for rate in sorted(rates)]
-    sampled = engine.generate(
-        input_ids=prompts,
-        sampling_params={"temperature": 1.0, "max_new_tokens": NEW_TOKENS, "stop_token_ids": [STOP]},
-    )
-    meta = [answer["meta_info"] for answer in sampled]
-    if "spec_verify_ct" in meta[0]:
-        forwards = sum(m["spec_verify_ct"] for m in meta)
-        found["tokens_per_forward_t1"] = 1 + sum(m["spec_num_correct_drafts"] for m in meta) / forwards
+def acceptance(engine: Any, prompts: list[list[int]]) -> dict[str, float]:
+    """Tokens per target forward, the bonus token included."""
+    found = {}
+    for temperature in (0, 1):
+        sampling = {"temperature": temperature, "max_new_tokens": NEW_TOKENS, "stop_token_ids": [STOP]}
+        meta = [a["meta_info"] for a in engine.generate(input_ids=prompts, sampling_params=sampling)]
+        if "spec_verify_ct" in meta[0]:
+            forwards = sum(m["spec_verify_ct"] for m in meta)
+            found[str(temperature)] = 1 + sum(m["spec_num_correct_drafts"] for m in meta) / forwards
     return found
 
 
-def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = [name for name in ARMS if not arguments.arm or name in arguments.arm]
-    processes = {}
-    for name in names:
-        command = [sys.executable, __file__, *sys.argv[1:], "--run", name]
-        log = (
-            arguments.out.with_suffix("")
-            .with_name(f"log-{'-'.join(name.replace(',', '').split())}.txt")
-            .open("w")
-        )
-        processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        time.sleep(arguments.stagger)
-    for name, process in processes.items():
-        print(name, "ready" if wait_for(process, "READY") is not None else "failed to start", flush=True)
-    results: dict[str, Any] = {}
-    for name, process in processes.items():
-        if process.poll() is not None:
-            results[name] = {"error": "did not start; see its log"}
-            continue
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        line = wait_for(process, "RESULT ")
-        results[name] = json.loads(line) if line else {"error": "stopped; see its log"}
-        print(name, {k: v for k, v in results[name].items() if k != "output_ids"}, flush=True)
-        arguments.out.write_text(json.dumps(results))
-        process.kill()
-    return results
+def rates(engine: Any, prompts: list[list[int]], batch: int, temperature: float) -> list[float]:
+    """Tokens per second of `batch` requests at a time, ascending, one per repetition."""
+    sampling = {"temperature": temperature, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    order = (prompts * (1 + batch // len(prompts)))[: max(batch, 8)]
+    groups = [order[first : first + batch] for first in range(0, len(order), batch)]
+    engine.generate(input_ids=groups[0], sampling_params=sampling)
+    found = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        for group in groups:
+            engine.generate(input_ids=group, sampling_params=sampling)
+        found.append(len(order) * NEW_TOKENS / (time.perf_counter() - start))
+    return [round(rate, 1) for rate in sorted(found)]
 
 
-def wait_for(process: subprocess.Popen[str], start: str) -> str | None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("ddtree_probe"):
-            print(line.strip(), flush=True)
-        if line.startswith(start):
-            return line[len(start) :].strip()
-    return None
+def texts(engine: Any, prompts: list[list[int]], *, ranked: bool) -> list[dict[str, Any]]:
+    """Greedy texts of 256 tokens, eight at a time; with plain decoding's two best tokens at every position."""
+    sampling = {"temperature": 0, "max_new_tokens": 256, "ignore_eos": True}
+    extra = {"return_logprob": True, "top_logprobs_num": 2} if ranked else {}
+    found = []
+    for first in range(0, len(prompts), 8):
+        group = prompts[first : first + 8]
+        for answer in engine.generate(input_ids=group, sampling_params=sampling, **extra):
+            row: dict[str, Any] = {"ids": answer["output_ids"]}
+            if ranked:
+                tops = answer["meta_info"]["output_top_logprobs"]
+                row["second"] = [second[1] for _, second in tops]
+                row["gap"] = [round(best[0] - second[0], 5) for best, second in tops]
+            found.append(row)
+    return found
+
+
+def partings(plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where each text leaves plain decoding's: position, gap in nats, whether it took the second best token."""
+    found = []
+    for mine, theirs in zip(plain, other, strict=True):
+        pairs = enumerate(zip(mine["ids"], theirs["ids"], strict=True))
+        position = next((i for i, (a, b) in pairs if a != b), None)
+        if position is not None:
+            found.append(
+                {
+                    "position": position,
+                    "gap": mine["gap"][position],
+                    "took_second": theirs["ids"][position] == mine["second"][position],
+                }
+            )
+    return found
 
 
 def compare(results: dict[str, Any]) -> dict[str, Any]:
-    """Without the texts, but with how many of them equal plain decoding's; near ties differ in bf16."""
+    """Without the texts, but with how they part from plain decoding's."""
     summary: dict[str, Any] = {}
+    plain = results.get("AR", {}).get("texts")
     for name, result in results.items():
-        row = {key: value for key, value in result.items() if key != "output_ids"}
-        plain = results.get("AR", {}).get("output_ids")
-        if plain and "output_ids" in result:
-            row["same_as_plain"] = sum(a == b for a, b in zip(plain, result["output_ids"], strict=True))
+        row = {key: value for key, value in result.items() if key != "texts"}
+        if plain and "texts" in result and name != "AR":
+            found = partings(plain, result["texts"])
+            row["partings"] = {
+                "texts": len(plain),
+                "parted": len(found),
+                "largest_gap": max((p["gap"] for p in found), default=0.0),
+                "median_gap": statistics.median([p["gap"] for p in found] or [0.0]),
+                "took_second": sum(p["took_second"] for p in found),
+                "each": found,
+            }
         summary[name] = row
     return summary
+
+
+def shown(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key not in ("texts", "widths")}
 
 
 def main() -> None:
@@ -171,17 +185,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="only these arms")
-    parser.add_argument("--stagger", type=float, default=2.0, help="seconds between two starts")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--run", choices=list(ARMS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
-        run_arm(arguments.run, arguments.target, arguments.drafter, arguments.prompts)
+        run_arm(arguments.run, arguments)
         return
-    results = run_all(arguments)
-    arguments.out.write_text(json.dumps(results))
+    results = side_by_side.run_arms(__file__, arguments.arm or list(ARMS), arguments.out, shown=shown)
     summary = compare(results)
-    arguments.out.with_name(arguments.out.stem + "-summary.json").write_text(json.dumps(summary, indent=1))
-    print(json.dumps(summary, indent=1))
+    arguments.out.write_text(json.dumps(summary, indent=1) + "\n")
+    print(json.dumps({name: shown(row) for name, row in summary.items()}), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .audit.command import add_arguments as add_audit_arguments
 from .bench.arguments import add_arguments, join_server_args
 
 
@@ -18,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_doctor(commands.add_parser("doctor", help="check whether DDTREE can start on this machine"))
     _add_bench(commands.add_parser("bench", help="measure AR, DFLASH and DDTREE on this machine"))
+    _add_audit(
+        commands.add_parser("audit", help="compare a running server's greedy texts with plain decoding's")
+    )
     arguments = parser.parse_args(join_server_args(sys.argv[1:] if argv is None else argv))
     return int(arguments.run(arguments))
 
@@ -44,6 +48,17 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from .bench.command import run
+
+    return run(arguments)
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    add_audit_arguments(parser)
+    parser.set_defaults(run=_audit)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from .audit.command import run
 
     return run(arguments)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 ALGORITHM = "DDTREE"
+AUTO = "auto"
+FIXED_BUDGET = 32
+"""The default budget where the width does not follow the load: on a CPU, on hybrid targets, without CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +16,12 @@ class Option:
     """One option of DDTREE: how it is spelled, what it may be, what it means."""
 
     field: str
-    default: int | bool
+    default: int | bool | None
     help: str
     low: int = 0
     high: int = 0
+    word: str | None = None
+    default_text: str | None = None
 
     @property
     def attribute(self) -> str:
@@ -34,15 +39,27 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        return "true or false" if self.is_switch else f"a whole number from {self.low} to {self.high}"
+        if self.is_switch:
+            return "true or false"
+        numbers = f"a whole number from {self.low} to {self.high}"
+        return numbers if self.word is None else f"{self.word} or {numbers}"
+
+    def parse(self, text: str) -> int | str:
+        """The value of a command line's word. Raises `ValueError` where it is not allowed."""
+        value = text if text == self.word else int(text)
+        self.check(value)
+        return value
 
     def check(self, value: Any) -> None:
         """Raise `ValueError` with the flag, the value got and the values allowed."""
-        fits = (
-            isinstance(value, bool)
-            if self.is_switch
-            else isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-        )
+        if self.is_switch:
+            fits = isinstance(value, bool)
+        elif isinstance(value, str):
+            fits = value == self.word
+        elif value is None:
+            fits = self.default is None
+        else:
+            fits = isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
         if not fits:
             raise ValueError(f"{self.flag} must be {self.allowed}, got {value!r}.")
 
@@ -50,10 +67,13 @@ class Option:
 OPTIONS = (
     Option(
         "budget",
-        default=32,
+        default=None,
+        default_text=f"{AUTO} on CUDA, {FIXED_BUDGET} on a CPU, on hybrid targets and without CUDA graphs",
         low=1,
         high=1024,
-        help="Nodes of the draft tree, the root not counted. The target verifies budget + 1 tokens a step.",
+        word=AUTO,
+        help="Nodes of the draft tree, the root not counted: the target verifies budget + 1 tokens a step. "
+        f"{AUTO} verifies 8 to 64 tokens, each step the number with the most expected tokens per second.",
     ),
     Option(
         "topk_cap",
@@ -76,11 +96,11 @@ OPTIONS = (
 class DDTreeConfig:
     """The resolved options of one server.
 
-    `budget` counts tree nodes without the root, `topk_cap` bounds the candidates per depth. Raises
-    `ValueError` naming the flag, the value and the range when a value is out of range.
+    `budget` counts tree nodes without the root, None is the server's default; `topk_cap` bounds the candidates per
+    depth. Raises `ValueError` naming the flag, the value and the range when a value is out of range.
     """
 
-    budget: int = 32
+    budget: int | Literal["auto"] | None = None
     topk_cap: int = 16
     allow_hybrid_unsafe: bool = False
 
@@ -88,7 +108,7 @@ class DDTreeConfig:
         for option in OPTIONS:
             option.check(getattr(self, option.field))
 
-    def as_server_info(self) -> dict[str, int | bool]:
+    def as_server_info(self) -> dict[str, Any]:
         """The options under the names that `/server_info` shows."""
         values = asdict(self)
         return {option.attribute: values[option.field] for option in OPTIONS}

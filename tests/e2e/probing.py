@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ def environment(
     logits: bool = False,
     chain: bool = False,
     unproven: bool = False,
+    widths: Sequence[int] = (),
 ) -> dict[str, str]:
     """Variables that switch the probe on in a server's processes."""
     variables = {"PYTHONPATH": str(PROBE)}
@@ -28,6 +30,8 @@ def environment(
     for name, wanted in (("ARGMAX", argmax), ("LOGITS", logits), ("CHAIN", chain), ("UNPROVEN", unproven)):
         if wanted:
             variables[f"DDTREE_PROBE_{name}"] = "1"
+    if widths:
+        variables["DDTREE_PROBE_WIDTHS"] = ",".join(map(str, widths))
     return variables
 
 

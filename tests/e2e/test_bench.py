@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sglang_ddtree.demo.server import cpu_environment
 
 
@@ -19,6 +21,7 @@ def test_bench_measures_plain_decoding_and_the_tree(
     command = [sys.executable, "-m", "sglang_ddtree.cli", "bench"]
     command += ["--model", str(tiny_target), "--draft", str(tiny_drafter), "--arm", "AR", "--arm", "DDTREE 8"]
     command += ["--prompts", str(prompts), "--concurrency", "2", "--runs", "1", "--max-new-tokens", "16"]
+    command += ["--temperature", "0"]
     command += ["--server-arg", "--dtype float32 --max-total-tokens 8192 --max-running-requests 8"]
     command += ["--server-arg", "--skip-server-warmup --sleep-on-idle", "--out", str(out)]
     result = subprocess.run(command, text=True, capture_output=True, check=False, env=cpu_environment(1))
@@ -43,9 +46,19 @@ def test_bench_measures_plain_decoding_and_the_tree(
     assert 0 < steps < tokens - len(rows)  # a token of each answer is its prompt's
     assert plain["figures"]["verify_steps"]["values"] == [tokens - len(rows)]
     for request in tree["requests"][0]:
+        histogram = request["correct_drafts_histogram"]
+        assert sum(histogram) == request["verify_steps"]
+        assert sum(kept * steps for kept, steps in enumerate(histogram)) == request["correct_drafts"]
         # The last step may keep drafts beyond the answer's end.
         kept = 1 + request["verify_steps"] + request["correct_drafts"]
         assert request["tokens"] <= kept < request["tokens"] + 8
+    # The mean of a count is the sum over d of the probability that it is at least d.
+    depths = [depth["median"] for depth in tree["acceptance_by_depth"]]
+    assert depths[0] > 0
+    assert depths == sorted(depths, reverse=True)
+    assert 1 + sum(depths) == pytest.approx(tree["figures"]["acceptance_length"]["median"])
+    assert plain["acceptance_by_depth"] == []
+    assert "d=1" in result.stdout
     assert "Run on the CPU" in result.stdout
     assert "<svg" in (out / "bench.html").read_text()
     assert json.loads((out / "bench.json").read_text())["chat_template"] is True

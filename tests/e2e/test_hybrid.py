@@ -96,8 +96,9 @@ def identity(
     metas = [answer["meta_info"] for answer in answers]
     deepest = min(mode.budget, BLOCK - 1)
     rejections = [meta["spec_verify_ct"] - meta["spec_num_correct_drafts"] // deepest for meta in metas]
-    # With a single node many drafts are the whole tree.
-    assert min(rejections) > (100 if mode.budget > 1 else 50)
+    # A single node is often the right one: some texts repeat a token for long.
+    assert min(rejections) > (100 if mode.budget > 1 else 25)
+    assert sum(rejections) > 100 * len(rejections)
     assert len({meta["spec_verify_ct"] for meta in metas}) > 1
     assert sum(meta["spec_num_correct_drafts"] for meta in metas) > LONG / 10
 

@@ -3,9 +3,9 @@
     python tests/gpu/check_hybrid_server.py --out FILE [--dtype float16] [--turns 0]
 
 CUDA graphs, overlap scheduling and radix cache are on. Near ties turn in 16 bits, for DFLASH's chain as well, so texts
-are compared by how many of their first tokens agree: a state that follows the wrong node shows at once. Turns
-that start from a kept state are compared with the same turn on an emptied cache. Exit code 1 when a tree agrees less
-than the chain.
+are compared by how many of their first tokens agree, and by the gap between plain decoding's two best tokens (in
+nats) where a text leaves plain decoding's: a state that follows the wrong node shows at once. Turns that start from a
+kept state are compared with the same turn on an emptied cache. Exit code 1 when a tree agrees less than the chain.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_arm(name: str, folder: Path, dtype: str, turns: int) -> dict[str, Any]:
         "max_total_tokens": 32768,
         "max_mamba_cache_size": 256,
         "max_running_requests": 16,
-        "mem_fraction_static": 0.1,
+        "mem_fraction_static": 0.5,
         "cuda_graph_max_bs_decode": 16,
         "mamba_track_interval": 128,
         "skip_tokenizer_init": True,
@@ -66,9 +66,12 @@ def run_arm(name: str, folder: Path, dtype: str, turns: int) -> dict[str, Any]:
         options["speculative_draft_model_path"] = str(folder / "drafter")
     engine = sglang.Engine(**options)
     params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    answers = engine.generate(input_ids=PROMPTS, sampling_params=params)
+    ranked = {"return_logprob": True, "top_logprobs_num": 2} if name == "AR" else {}
+    answers = engine.generate(input_ids=PROMPTS, sampling_params=params, **ranked)
     meta = [answer["meta_info"] for answer in answers]
     found: dict[str, Any] = {"texts": [answer["output_ids"] for answer in answers], "turns": []}
+    if ranked:
+        found["gaps"] = [[best[0] - second[0] for best, second in m["output_top_logprobs"]] for m in meta]
     if "spec_verify_ct" in meta[0]:
         steps = sum(m["spec_verify_ct"] for m in meta)
         found["tokens_per_forward"] = 1 + sum(m["spec_num_correct_drafts"] for m in meta) / steps
@@ -136,7 +139,11 @@ def main() -> None:
         agree = [
             agreeing(text, plain) for text, plain in zip(result["texts"], results["AR"]["texts"], strict=True)
         ]
+        gaps = sorted(
+            row[count] for row, count in zip(results["AR"]["gaps"], agree, strict=True) if count < len(row)
+        )
         summary[name] = {
+            "gaps_where_texts_part": [round(gap, 4) for gap in gaps],
             "tokens_per_forward": result.get("tokens_per_forward", 1.0),
             "equal_texts": sum(count == NEW_TOKENS for count in agree),
             "agreeing_tokens": sum(agree),

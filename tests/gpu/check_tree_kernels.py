@@ -50,8 +50,10 @@ TWIN_CASES = {
     "build_ties": (300, 60),
     "topology": (40, 256),
     "accept": (60, 256),
+    "settle": (60, 256),
+    "window": (60, 256),
     "mask": (40, 96),
-    "logsumexp": (60, 0),
+    "candidates": (60, 0),
 }
 
 

@@ -7,14 +7,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from .arms import BUDGET, DEFAULT_ARMS, Arm, parse_arm
+from .arms import ALLOWED, BUDGET, DEFAULT_ARMS, Arm, parse_arm
 from .prompt_sets import ACCEPTED, BUILT_IN, Prompt, PromptError, built_in, read_file
 
 DESCRIPTION = """\
 Measure plain decoding (AR), DFLASH and DDTREE on this machine: one real server per arm, one after the other, all
 with the same flags, over HTTP with streaming. Prints a table and writes bench.json and bench.html.
 
-Not measured: acceptance by depth. SGLang's HTTP answers hold sums per request, not steps.
+An arm that its server refuses, or that would run with other flags than the first arm, is reported with the reason;
+the others are measured.
 """
 EPILOG = """\
 example:
@@ -53,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arm",
         action="append",
         metavar="ARM",
-        help=f'AR, DFLASH or "DDTREE N" with a budget N from {BUDGET.low} to {BUDGET.high}; may be repeated '
-        f"(default: {', '.join(DEFAULT_ARMS)})",
+        help=f"{ALLOWED}; may be repeated (default: {', '.join(DEFAULT_ARMS)})",
     )
     add("--prompts", type=Path, metavar="FILE", help=f"JSONL; a row may be {ACCEPTED}")
     add(
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--concurrency", type=int, nargs="+", default=[1], metavar="C", help="requests in flight (default: 1)"
     )
-    add("--temperature", type=float, nargs="+", default=[0.0], metavar="T", help="(default: 0)")
+    add("--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T", help="(default: 0 1)")
     add("--runs", type=int, default=5, metavar="N", help="runs over all prompts per figure (default: 5)")
     add("--max-new-tokens", type=int, default=256, metavar="N", help="per answer (default: 256)")
     add(

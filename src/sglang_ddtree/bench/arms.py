@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from ..config import ALGORITHM, OPTIONS
 
 BUDGET = next(option for option in OPTIONS if option.field == "budget")
-DEFAULT_ARMS = ("AR", "DFLASH", "DDTREE 16", "DDTREE 32", "DDTREE 64", "DDTREE 128")
+AUTO: Final = "auto"
+# The budgets of the DDTree paper, and the one that the server chooses.
+DEFAULT_BUDGETS = (16, 32, 64, 128, 256, 512, 1024, AUTO)
+DEFAULT_ARMS = ("AR", "DFLASH", *(f"{ALGORITHM} {budget}" for budget in DEFAULT_BUDGETS))
+ALLOWED = f'AR, DFLASH or "{ALGORITHM} N" with a budget N from {BUDGET.low} to {BUDGET.high} or {AUTO}'
 
 
 @dataclass(frozen=True)
 class Arm:
-    """`algorithm` is AR (plain decoding), DFLASH or DDTREE; `budget` is set for DDTREE alone."""
+    """`algorithm` is AR (plain decoding), DFLASH or DDTREE; `budget` (nodes, or "auto") is set for DDTREE alone."""
 
     algorithm: str
-    budget: int | None = None
+    budget: int | Literal["auto"] | None = None
 
     @property
     def name(self) -> str:
@@ -44,16 +49,17 @@ def parse_arm(text: str) -> Arm:
     """The arm that ``--arm TEXT`` names.
 
     Raises:
-        ValueError: it is not AR, DFLASH or "DDTREE N", or N is beyond the budget's limits.
+        ValueError: it is not AR, DFLASH, "DDTREE N" or "DDTREE auto", or N is beyond the budget's limits.
     """
     algorithm, _, budget = " ".join(text.upper().split()).partition(" ")
     if algorithm in ("AR", "DFLASH") and not budget:
         return Arm(algorithm)
+    if algorithm == ALGORITHM and budget == AUTO.upper():
+        return Arm(algorithm, AUTO)
     if algorithm == ALGORITHM and budget.isascii() and budget.isdigit():
         if not BUDGET.low <= int(budget) <= BUDGET.high:
-            raise ValueError(f'--arm "{text}": the budget must be {BUDGET.allowed}, got {budget}.')
+            raise ValueError(
+                f'--arm "{text}": the budget must be from {BUDGET.low} to {BUDGET.high} or {AUTO}, got {budget}.'
+            )
         return Arm(algorithm, int(budget))
-    raise ValueError(
-        f'--arm must be AR, DFLASH or "{ALGORITHM} N" with N {BUDGET.allowed.removeprefix("a whole number ")}, '
-        f'got "{text}".'
-    )
+    raise ValueError(f'--arm must be {ALLOWED}, got "{text}".')

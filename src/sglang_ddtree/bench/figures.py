@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from .timeline import Timeline
 
@@ -19,6 +20,7 @@ METRICS = {
     "ms_per_step": "decode time x concurrency / verify steps: see `ms_per_step`",
     "tokens": "output tokens of all requests",
 }
+BY_DEPTH = "fraction of the verify steps that kept at least d drafts; their sum over d is the acceptance length less 1"
 
 
 @dataclass(frozen=True)
@@ -83,3 +85,21 @@ def over_runs(runs: Sequence[Sequence[Timeline]], speculative: bool) -> dict[str
     return {
         name: Spread(tuple(one[name] for one in each)) for name in METRICS if all(name in one for one in each)
     }
+
+
+def acceptance_by_depth(timelines: Sequence[Timeline]) -> list[float]:
+    """The fraction of the verify steps that kept at least d drafts, at index d - 1, up to the deepest kept.
+
+    Empty where nothing was drafted, none kept, or the server sent no histograms.
+    """
+    counts = [
+        sum(column)
+        for column in zip_longest(*(one.correct_drafts_histogram for one in timelines), fillvalue=0)
+    ]
+    return [sum(counts[depth:]) / sum(counts) for depth in range(1, len(counts))]
+
+
+def by_depth_over_runs(runs: Sequence[Sequence[Timeline]]) -> list[Spread]:
+    """`acceptance_by_depth` with its value in each run; 0 in a run that kept no draft so deep."""
+    each = (acceptance_by_depth(timelines) for timelines in runs)
+    return [Spread(values) for values in zip_longest(*each, fillvalue=0.0)]

@@ -10,12 +10,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..client import RequestFailed
 from . import comparable
 from .arms import Arm
 from .progress import Progress
-from .timeline import RequestFailed, Timeline
+from .timeline import Timeline
 
 WARM_UP_TOKENS = 32
+# What DFLASH logs where SGLang has no kernel for its sampling.
+GREEDY_FALLBACK = "falling back to greedy argmax verification"
+GREEDY_WARNING = (
+    "The server verified greedily above temperature 0, too (SGLang has no sampling for DFLASH on this device): its "
+    "figures there are those of greedy texts and compare with no other arm's."
+)
 
 
 class ArmFailed(RuntimeError):
@@ -27,6 +34,7 @@ class Server(Protocol):
 
     def info(self) -> Mapping[str, Any]: ...
     def flush(self) -> None: ...
+    def log(self) -> str: ...
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline: ...
 
 
@@ -140,6 +148,8 @@ def _measure_arm(
                     )
                 )
             result.cells.append(Cell(concurrency, temperature, runs))
+        if any(plan.temperatures) and GREEDY_FALLBACK in server.log():
+            result.warnings.append(GREEDY_WARNING)
 
 
 def one_run(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 from . import plots
-from .table import HEADER, LEGEND, rows
+from .table import DEPTH_LEGEND, HEADER, LEGEND, depth_rows, rows
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --ink: #1b1f24; --soft: #59636e; --line: #d8dee4; --warn: #9a3412;
@@ -57,8 +57,9 @@ def page(report: Mapping[str, Any]) -> str:
             [f"{arm['name']} failed: {arm['failure']}" for arm in report["arms"] if arm["failure"]], "warn"
         ),
         "<h2>Figures</h2>",
-        _table(report),
+        _table([HEADER, *rows(report)]),
         f'<p class="soft">{escape(LEGEND)}</p>',
+        *_by_depth(report),
         '<h2>Plots</h2><div class="plots">',
         *(f"<div>{plot}</div>" for plot in plots.plots(report)),
         "</div><h2>What the figures are</h2><dl>",
@@ -74,11 +75,21 @@ def page(report: Mapping[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _table(report: Mapping[str, Any]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEADER)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(report)
-    )
+def _by_depth(report: Mapping[str, Any]) -> list[str]:
+    found = depth_rows(report)
+    if not found:
+        return []
+    return [
+        "<h2>Acceptance by depth</h2>",
+        _table(found),
+        f'<p class="soft">{escape(DEPTH_LEGEND)}</p>',
+    ]
+
+
+def _table(found: Sequence[Sequence[str]]) -> str:
+    header, *others = found
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in others)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

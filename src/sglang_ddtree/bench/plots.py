@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .arms import AUTO
 from .svg import Point, Series, bar_plot, line_plot
 
 Cells = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 def plots(report: Mapping[str, Any]) -> list[str]:
-    """SVG texts: speed-up and acceptance against budget, tokens/s against concurrency, ms per step by arm.
+    """SVG texts: speed-up and acceptance against budget, acceptance by depth, tokens/s against concurrency, step time.
 
     A plot that has no figures, like one against the budget without DDTREE, is left out.
     """
     cells: Cells = [(arm, cell) for arm in report["arms"] for cell in arm["cells"]]
-    return [*_speedups(cells), *_acceptance(cells), *_by_concurrency(cells), *_steps(cells)]
+    return [
+        *_speedups(cells),
+        *_acceptance(cells),
+        *_by_depth(cells),
+        *_by_concurrency(cells),
+        *_steps(cells),
+    ]
 
 
 def _speedups(cells: Cells) -> Iterator[str]:
@@ -57,22 +64,52 @@ def _acceptance(cells: Cells) -> Iterator[str]:
 def _against_budget(
     title: str,
     y_label: str,
-    points: Mapping[tuple[int, str], Point],
+    points: Mapping[tuple[int | str, str], Point],
     level: Mapping[str, tuple[float, float, float]],
 ) -> Iterator[str]:
-    """DDTREE as lines over its budgets, DFLASH as level dashed ones."""
+    """DDTREE as lines over its budgets, its "auto" as dots beside them, DFLASH as level dashed lines."""
     if not points:
         return
-    budgets = sorted({budget for budget, _ in points})
+    budgets = sorted({budget for budget, _ in points}, key=lambda one: (one == AUTO, one))
     places = list(dict.fromkeys([*(where for _, where in points), *level]))
     series = []
     for where in dict.fromkeys(where for _, where in points):
         line = {budgets.index(budget): point for (budget, other), point in points.items() if other == where}
-        series.append(Series(f"DDTREE, {where}", line, places.index(where)))
+        alone = {budgets.index(AUTO): line.pop(budgets.index(AUTO))} if (AUTO, where) in points else {}
+        if line:
+            series.append(Series(f"DDTREE, {where}", line, places.index(where)))
+        if alone:
+            series.append(Series(f"DDTREE auto, {where}", alone, places.index(where), listed=not line))
     for where, values in level.items():
         line = {tick: Point(*values) for tick in range(len(budgets))}
         series.append(Series(f"DFLASH, {where}", line, places.index(where), dashed=True))
     yield line_plot(title, "tree budget (nodes)", y_label, [str(budget) for budget in budgets], series)
+
+
+def _by_depth(cells: Cells) -> Iterator[str]:
+    """One plot per temperature, at its lowest concurrency with drafts."""
+    drafted = [(arm, cell) for arm, cell in cells if cell["acceptance_by_depth"]]
+    for heat in _temperatures(drafted):
+        here = [(arm, cell) for arm, cell in drafted if cell["temperature"] == heat]
+        lowest = min(cell["concurrency"] for _, cell in here)
+        here = [(arm, cell) for arm, cell in here if cell["concurrency"] == lowest]
+        deepest = max(len(cell["acceptance_by_depth"]) for _, cell in here)
+        series = [
+            Series(
+                arm["name"],
+                {tick: _point(one) for tick, one in enumerate(cell["acceptance_by_depth"])},
+                colour,
+                dashed=arm["name"] == "DFLASH",
+            )
+            for colour, (arm, cell) in enumerate(here)
+        ]
+        yield line_plot(
+            f"Acceptance by depth, temperature {heat:g}, concurrency {lowest}",
+            "drafts kept, at least",
+            "fraction of the verify steps",
+            [str(depth) for depth in range(1, deepest + 1)],
+            series,
+        )
 
 
 def _by_concurrency(cells: Cells) -> Iterator[str]:

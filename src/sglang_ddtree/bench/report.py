@@ -34,7 +34,7 @@ def report(
             "runs": plan.runs,
             "max_new_tokens": plan.max_new_tokens,
         },
-        "metrics": figures.METRICS,
+        "metrics": {**figures.METRICS, "acceptance_by_depth": figures.BY_DEPTH},
         "notes": notes(plan, results, arms),
         "prompts": list(prompts),
         "arms": arms,
@@ -119,10 +119,8 @@ def _cell(result: ArmResult, cell: Cell, results: Sequence[ArmResult]) -> dict[s
     return {
         "concurrency": cell.concurrency,
         "temperature": cell.temperature,
-        "figures": {
-            name: {"median": one.median, "low": one.low, "high": one.high, "values": list(one.values)}
-            for name, one in measured.items()
-        },
+        "figures": {name: _spread(one) for name, one in measured.items()},
+        "acceptance_by_depth": [_spread(one) for one in figures.by_depth_over_runs(cell.runs)],
         "speedup": {name: _speedup(cell, measured, name, results) for name in ("AR", "DFLASH")},
         "identity": _identity(result, cell, results),
         "repetition": {
@@ -133,6 +131,10 @@ def _cell(result: ArmResult, cell: Cell, results: Sequence[ArmResult]) -> dict[s
         "requests": [[_request(one) for one in run] for run in cell.runs],
         "output_ids": [list(one.output_ids) for one in cell.runs[0]],
     }
+
+
+def _spread(one: figures.Spread) -> dict[str, Any]:
+    return {"median": one.median, "low": one.low, "high": one.high, "values": list(one.values)}
 
 
 def _speedup(
@@ -173,11 +175,12 @@ def _same_cell(cell: Cell, name: str, results: Sequence[ArmResult]) -> Cell | No
     return None
 
 
-def _request(one: Timeline) -> dict[str, float | int]:
+def _request(one: Timeline) -> dict[str, Any]:
     return {
         "time_to_first_token_s": round(one.time_to_first_token, 6),
         "decode_s": round(one.decode_time, 6),
         "tokens": one.tokens,
         "verify_steps": one.verify_steps,
         "correct_drafts": one.correct_drafts,
+        "correct_drafts_histogram": list(one.correct_drafts_histogram),
     }

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from ..client import Client, RequestFailed
 from ..cpu.platform import is_selected
 from ..demo.server import ServerFailed, ServerProcess, cpu_environment
 from .arms import Arm
 from .flow import ArmFailed
-from .timeline import RequestFailed, Timeline, from_events
-
-REQUEST_TIMEOUT = 600  # seconds without an event
+from .timeline import Timeline, from_events
 
 
-class RunningServer:
-    """Streaming requests to a server that is ready."""
+class RunningServer(Client):
+    """Streaming requests to a server that is ready; ``log()`` is all that it wrote so far."""
 
-    def __init__(self, process: ServerProcess) -> None:
-        self._process = process
-
-    def info(self) -> Mapping[str, Any]:
-        with urllib.request.urlopen(f"{self._process.base_url}/server_info", timeout=60) as response:
-            answer: dict[str, Any] = json.loads(response.read())
-            return answer
+    def __init__(self, base_url: str, log: Callable[[], str] = str) -> None:
+        super().__init__(base_url)
+        self.log = log
 
     def flush(self) -> None:
         """Empty the prefix cache, so that no run's prefill is free.
@@ -39,14 +30,11 @@ class RunningServer:
         Raises:
             RequestFailed: the server did not become idle within 30 s.
         """
-        request = urllib.request.Request(f"{self._process.base_url}/flush_cache?timeout=30", b"")
-        try:
-            urllib.request.urlopen(request, timeout=60).close()
-        except OSError as error:
-            raise RequestFailed(f"/flush_cache: {_reason(error)}") from error
+        with self.open("/flush_cache?timeout=30", b"", timeout=60):
+            pass
 
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline:
-        """One streaming ``/generate`` request; returns when it is done. May be called from many threads.
+        """One streaming ``/generate`` request; returns when it is done.
 
         Raises:
             RequestFailed: the server refused or aborted it, or the connection broke.
@@ -56,22 +44,15 @@ class RunningServer:
             "sampling_params": {"temperature": temperature, "max_new_tokens": max_new_tokens},
             "stream": True,
         }
-        request = urllib.request.Request(
-            f"{self._process.base_url}/generate",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
+        encoded = json.dumps(body).encode()
         events: list[tuple[float, bytes]] = []
         sent = time.perf_counter()
-        try:
-            with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT) as response:
-                for line in response:
-                    now = time.perf_counter()
-                    data = line.strip().removeprefix(b"data:").strip()
-                    if data and data != b"[DONE]":
-                        events.append((now, data))
-        except (OSError, http.client.HTTPException) as error:
-            raise RequestFailed(f"/generate: {_reason(error)}") from error
+        with self.open("/generate", encoded) as response:
+            for line in response:
+                now = time.perf_counter()
+                data = line.strip().removeprefix(b"data:").strip()
+                if data and data != b"[DONE]":
+                    events.append((now, data))
         return from_events(sent, events)
 
 
@@ -101,7 +82,7 @@ class Servers:
                 reason = str(error).partition(";")[0]
                 raise ArmFailed(f"{reason}: {last_error(error.log)} (log: {log_path})") from error
             try:
-                yield RunningServer(process)
+                yield RunningServer(process.base_url, process.log)
             except RequestFailed as error:
                 status = process.process.poll()
                 end = (
@@ -127,9 +108,3 @@ def last_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     named = [line for line in lines if "Error: " in line or "error: " in line]
     return (named or lines or ["its log is empty"])[-1][:300]
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"status {error.code}: {error.read().decode(errors='replace')[:300]}"
-    return f"{type(error).__name__}: {error}"

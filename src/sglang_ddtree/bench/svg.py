@@ -24,12 +24,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or the bars of one colour: index of a tick -> point. `colour` counts modulo `COLOURS`."""
+    """One line, or the bars of one colour: index of a tick -> point. `colour` counts modulo `COLOURS`.
+
+    One that is not `listed` has no entry in the legend.
+    """
 
     name: str
     points: Mapping[int, Point]
     colour: int
     dashed: bool = False
+    listed: bool = True
 
     @property
     def style(self) -> str:
@@ -81,8 +85,10 @@ class _Frame:
         self.step = nice_step(highest * 1.08)
         self.top = self.step * math.ceil(highest * 1.08 / self.step)
         self.spacing = (WIDTH - LEFT - RIGHT) / len(ticks)
-        per_row = max(1, (WIDTH - LEFT) // (7 * max(len(one.name) for one in series) + 38))
-        self.height = HEIGHT + LEGEND_ROW * math.ceil(len(series) / per_row)
+        listed = [one for one in series if one.listed]
+        longest = max((len(one.name) for one in listed), default=0)
+        per_row = max(1, (WIDTH - LEFT) // (7 * longest + 38))
+        self.height = HEIGHT + LEGEND_ROW * math.ceil(len(listed) / per_row)
         start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" role="img"'
         self.parts = [f'{start} aria-label="{escape(title, quote=True)}">']
         self.text(LEFT, 18, title, "title", "start")
@@ -91,14 +97,16 @@ class _Frame:
             self.add(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
             self.text(LEFT - 8, y + 4, _short(number * self.step), "tick", "end")
         for number, tick in enumerate(ticks):
-            self.text(self.x(number), HEIGHT - BOTTOM + 18, tick, "tick", "middle")
+            lines = tick.split(" ") if 7 * len(tick) > self.spacing - 6 else [tick]
+            for row, line in enumerate(lines):
+                self.text(self.x(number), HEIGHT - BOTTOM + 15 + 12 * row, line, "tick", "middle")
         self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, "label", "middle")
         middle = (TOP + HEIGHT - BOTTOM) / 2
         self.add(
             f'<text class="label" x="14" y="{middle:.1f}" text-anchor="middle" '
             f'transform="rotate(-90 14 {middle:.1f})">{escape(y_label)}</text>'
         )
-        for number, one in enumerate(series):
+        for number, one in enumerate(listed):
             x = LEFT + (number % per_row) * (WIDTH - LEFT) / per_row
             y = HEIGHT + LEGEND_ROW * (number // per_row) + 8
             self.add(

@@ -22,31 +22,56 @@ HEADER = (
     "= AR",
     "ran",
 )
+DEPTHS = 16  # columns of the table by depth; bench.json has all
 LEGEND = (
     "T temperature, C concurrency, tok/s all requests together, accept tokens per target forward, "
     "= AR greedy texts equal to plain decoding's."
 )
+DEPTH_LEGEND = "Fraction of the verify steps that kept at least d drafts."
 
 
 def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A row per temperature, concurrency and arm, in the columns of `HEADER`, then one per arm without figures."""
-    cells = [(arm, cell) for arm in report["arms"] for cell in arm["cells"]]
-    cells.sort(
-        key=lambda pair: (pair[1]["temperature"], pair[1]["concurrency"])
-    )  # stable: arms keep their order
+    cells = _cells(report)
     without = [arm["name"] for arm in report["arms"] if not arm["cells"]]
     empty = ("-",) * (len(HEADER) - 2)
     return [_row(arm, cell) for arm, cell in cells] + [(name, *empty, "failed") for name in without]
 
 
+def depth_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Header and a row per temperature, concurrency and arm that kept drafts; empty where none did."""
+    cells = [(arm, cell) for arm, cell in _cells(report) if cell["acceptance_by_depth"]]
+    deepest = min(DEPTHS, max((len(cell["acceptance_by_depth"]) for _, cell in cells), default=0))
+    found = [
+        (
+            arm["name"],
+            f"{cell['temperature']:g}",
+            str(cell["concurrency"]),
+            *(f"{one['median']:.2f}" for one in cell["acceptance_by_depth"][:deepest]),
+        )
+        for arm, cell in cells
+    ]
+    header = ("arm", "T", "C", *(f"d={depth}" for depth in range(1, deepest + 1)))
+    return [header, *((*row, *("-",) * (len(header) - len(row))) for row in found)] if found else []
+
+
 def table(report: Mapping[str, Any]) -> str:
-    """Table, legend, failed arms with their reasons, notes."""
-    lines = [*_aligned([HEADER, *rows(report)]), "", LEGEND]
+    """Table, acceptance by depth, failed arms with their reasons, notes."""
+    lines = [*aligned([HEADER, *rows(report)]), "", LEGEND]
+    depths = depth_rows(report)
+    if depths:
+        lines += ["", *aligned(depths), "", DEPTH_LEGEND]
     failures = [f"{arm['name']}: FAILED: {arm['failure']}" for arm in report["arms"] if arm["failure"]]
     for block in (failures, [f"note: {text}" for text in report["notes"]]):
         if block:
             lines += ["", *block]
     return "\n".join(lines)
+
+
+def _cells(report: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Arm and cell by temperature and concurrency, the arms in their order."""
+    cells = [(arm, cell) for arm in report["arms"] for cell in arm["cells"]]
+    return sorted(cells, key=lambda pair: (pair[1]["temperature"], pair[1]["concurrency"]))
 
 
 def _row(arm: Mapping[str, Any], cell: Mapping[str, Any]) -> tuple[str, ...]:
@@ -80,7 +105,8 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of a table whose first row is the header, ruled off; first and last column to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     lines = [

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
-class RequestFailed(RuntimeError):
-    """The server refused, aborted or never finished a request."""
+from ..client import RequestFailed
 
 
 @dataclass(frozen=True)
@@ -18,6 +16,7 @@ class Timeline:
 
     `first_tokens` tokens came with the first event, `tokens` in all; `verify_steps` are the target's forwards
     after the prompt's and `correct_drafts` the draft tokens they kept (both 0 under plain decoding).
+    `correct_drafts_histogram` counts at index n the steps that kept n drafts.
     """
 
     sent: float
@@ -28,6 +27,7 @@ class Timeline:
     verify_steps: int
     correct_drafts: int
     output_ids: tuple[int, ...]
+    correct_drafts_histogram: tuple[int, ...] = ()
 
     @property
     def time_to_first_token(self) -> float:
@@ -60,11 +60,14 @@ def from_events(sent: float, events: Sequence[tuple[float, bytes]]) -> Timeline:
     Only the first and the last event are decoded: each repeats all tokens so far.
 
     Raises:
-        RequestFailed: there is no event, one reports an error, or the last one does not end the answer.
+        RequestFailed: there is no event, one is cut short or reports an error, or the last one does not end the answer.
     """
     if not events:
         raise RequestFailed("the server closed a stream without an event")
-    first, last = json.loads(events[0][1]), json.loads(events[-1][1])
+    try:
+        first, last = json.loads(events[0][1]), json.loads(events[-1][1])
+    except ValueError as error:
+        raise RequestFailed(f"a stream broke off within an event: {error}") from error
     for event in (first, last):
         if "error" in event:
             raise RequestFailed(f"the server answered with an error: {_message(event['error'])}")
@@ -80,10 +83,11 @@ def from_events(sent: float, events: Sequence[tuple[float, bytes]]) -> Timeline:
         last=events[-1][0],
         first_tokens=first["meta_info"]["completion_tokens"],
         tokens=meta["completion_tokens"],
-        # SGLang leaves both out where no step verified a draft.
+        # SGLang leaves these out where no step verified a draft.
         verify_steps=meta.get("spec_verify_ct", 0),
         correct_drafts=meta.get("spec_num_correct_drafts", 0),
         output_ids=tuple(last["output_ids"]),
+        correct_drafts_histogram=tuple(meta.get("spec_correct_drafts_histogram", ())),
     )
 
 

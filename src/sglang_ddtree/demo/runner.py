@@ -69,7 +69,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--budget",
         type=int,
-        default=BUDGET.default,
+        default=config.FIXED_BUDGET,
         metavar="N",
         help=f"nodes of the draft tree, {BUDGET.low} to {BUDGET.high} (default: %(default)s)",
     )
@@ -84,7 +84,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     if not BUDGET.low <= args.budget <= BUDGET.high:
-        parser.error(f"--budget must be {BUDGET.allowed}, got {args.budget}")
+        parser.error(f"--budget must be a whole number from {BUDGET.low} to {BUDGET.high}, got {args.budget}")
     if args.prompt and not all(text.strip() for text in args.prompt):
         parser.error("--prompt must not be empty")
     if args.json is not None:

@@ -79,10 +79,11 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.arg_groups.overrides",
-        "host.backend, host.refusals, step.algorithm",
+        "host.backend, host.budget, host.flags, host.refusals, host.startup, step.algorithm",
         "declare_resolution(server_args, source, **fields)",
         "is_attention_backend_not_set(cfg)",
         "model_config_of(server_args)",
+        "resolved_view(server_args)",
         "resolving_view(server_args)",
         "record_foreign_defaults(server_args, source, resolve)",
     ),
@@ -204,7 +205,7 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.runtime_context",
-        "host.admission, host.seams, host.recurrent_seams, step.recurrent",
+        "host.admission, host.seams, host.recurrent_seams, step.recurrent, step.widths",
         "get_exec()",
         "get_memory()",
         "get_schedule()",
@@ -230,7 +231,7 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.model_executor.model_runner",
-        "step.draft, step.prewarm, cpu.shims",
+        "step.draft, step.prewarm, step.widths, host.seams, cpu.shims",
         "SamplingPrewarmResult.sampling_headroom_bytes",
         "SamplingPrewarmResult.sampling_input_bytes",
         "ModelRunner.max_decode_logits_rows(self)",
@@ -240,11 +241,34 @@ ROWS = (
         "ModelRunner.forward(self, forward_batch, skip_attn_backend_init, pp_proxy_tensors, "
         "reinit_attn_backend, split_forward_count)",
         "ModelRunner._extend_forward_kwargs(self, forward_batch, pp_proxy_tensors)",
+        "ModelRunner.init_decode_cuda_graph(self)",
+        "ModelRunner._get_attention_backend(self, init_new_workspace)",
     ),
     *_names(
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner",
-        "host.seams",
+        "host.seams, step.widths",
         "DecodeCudaGraphRunner.get_spec_info(self, num_tokens)",
+        "DecodeCudaGraphRunner.__init__(self, model_runner, *, attn_backend, speculative_num_steps, "
+        "speculative_num_draft_tokens, record_nolora_graph)",
+        "DecodeCudaGraphRunner._make_graph_key(self, size, stream_idx, variant_label, attention_variant)",
+    ),
+    *_names(
+        "sglang.srt.managers.scheduler_components.internal_state",
+        "host.seams",
+        "SchedulerInternalStateController._add_speculative(self, state)",
+    ),
+    *_names(
+        "sglang.srt.model_executor.runner_backend.full_cuda_graph_backend",
+        "step.widths",
+        "FullCudaGraphBackend.replay(self, shape_key, static_forward_batch, **kwargs)",
+        "FullCudaGraphBackend.replay_session(self)",
+    ),
+    *_names(
+        "sglang.srt.model_executor.cuda_graph_config",
+        "host.budget, step.widths",
+        "CudaGraphConfig.decode",
+        "PhaseConfig.bs",
+        "PhaseConfig.backend",
     ),
     *_names(
         "sglang.srt.speculative.spec_info",
@@ -412,6 +436,7 @@ ROWS = (
 # Fields of ServerArgs that are read or set, besides those of the refusal table.
 SERVER_ARGS_FIELDS = (
     "attention_backend",
+    "cuda_graph_config",
     "decode_attention_backend",
     "device",
     "disable_radix_cache",

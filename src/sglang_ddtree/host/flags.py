@@ -39,7 +39,7 @@ def ddtree_config(server_args: Any) -> DDTreeConfig:
     return DDTreeConfig(**getattr(server_args, _ATTRIBUTE, None) or {})
 
 
-def set_options(server_args: Any, **options: int | bool) -> None:
+def set_options(server_args: Any, **options: int | bool | str) -> None:
     """Put options, named as in `DDTreeConfig`, on a `ServerArgs` record that is not yet resolved.
 
     Raises `ValueError` for a value out of range and for options given to another algorithm.
@@ -68,19 +68,18 @@ def _add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
                 option.flag,
                 type=_number(option),
                 default=None,
-                metavar="N",
-                help=f"{option.help} Default: {option.default}, range: {option.low}..{option.high}.",
+                metavar="N" if option.word is None else f"{option.word}|N",
+                help=f"{option.help} Default: {option.default_text or option.default}, "
+                f"range: {option.low}..{option.high}.",
             )
 
 
-def _number(option: Option) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _number(option: Option) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
         try:
-            value = int(text)
-            option.check(value)
+            return option.parse(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"must be {option.allowed}, got {text!r}") from error
-        return value
 
     return parse
 
@@ -113,8 +112,21 @@ def _mentions_ddtree(path: str) -> bool:
 
 def _resolved_dict(result: dict[str, Any], server_args: Any) -> dict[str, Any]:
     if str(result.get("speculative_algorithm")).upper() == ALGORITHM:
-        result.update(ddtree_config(server_args).as_server_info())
+        result.update(_shown(server_args))
     return result
+
+
+def _shown(server_args: Any) -> dict[str, Any]:
+    from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
+
+    from .budget import budget_of
+
+    config = ddtree_config(server_args)
+    shown = config.as_server_info()
+    if config.budget is None:
+        budget = budget_of(resolved_view(server_args), config, model_config_of(server_args))
+        shown["speculative_ddtree_budget"] = budget
+    return shown
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ALGORITHM, DDTreeConfig
 from .backend import resolve_attention_backend
+from .budget import auto_problems, budget_of, plan_for
 from .checkpoint import option, read_config
 from .flags import ddtree_config
 from .recurrent import GDN, follows_accepted_node, gdn_problems, recurrent_family
@@ -31,7 +32,7 @@ def check_server_args(server_args: Any) -> None:
     `ValueError` that lists everything refused.
     """
     cfg = _view(server_args)
-    problems = [*_device_problems(cfg), *_option_problems(cfg), *_width_problems(cfg)]
+    problems = [*_device_problems(cfg), *_option_problems(cfg), *_width_problems(cfg, server_args)]
     problems += _draft_backend_problems(cfg)
     if not cfg.speculative_draft_model_path:
         problems.append(
@@ -42,6 +43,7 @@ def check_server_args(server_args: Any) -> None:
 
         model_config = model_config_of(server_args)
         problems += target_problems(model_config, ddtree_config(cfg))
+        problems += auto_problems(cfg, ddtree_config(cfg), model_config)
         problems += _recurrent_problems(cfg, model_config)
         problems += _cpu_dtype_problems(model_config)
     _raise(problems)
@@ -152,22 +154,27 @@ def _option_problems(cfg: Any) -> Iterator[str]:
             yield f"{shown}: {row.why}. {row.fix}"
 
 
-def _width_problems(cfg: Any) -> Iterator[str]:
+def _width_problems(cfg: Any, server_args: Any) -> Iterator[str]:
     """Numbers that the tree decides: what the user gave must be what DDTREE publishes anyway."""
     given = _as_given(cfg)
     asked = {name: given(_field(name)) for name in _WIDTHS}
     if all(value is None for value in asked.values()) or not cfg.speculative_draft_model_path:
         return
+    from sglang.srt.arg_groups.overrides import model_config_of
+
     config = ddtree_config(cfg)
-    plan = _plan(cfg, config)
+    # The default alone depends on the target.
+    model_config = model_config_of(server_args) if config.budget is None else None
+    plan = _plan(cfg, config, model_config)
     if plan is None:
         return  # the drafter's own check says what is wrong with it
+    budget = budget_of(cfg, config, model_config)
     published = plan.host_fields()
     for name, value in asked.items():
         taken = published[_field(name)]
         if value is not None and value != taken:
             yield (
-                f"{name} {value}: DDTREE takes {taken} at --speculative-ddtree-budget {config.budget}, "
+                f"{name} {value}: DDTREE takes {taken} at --speculative-ddtree-budget {budget}, "
                 f"--speculative-ddtree-topk-cap {config.topk_cap} and the drafter's block_size "
                 f"{plan.block_size}. Leave it out"
             )
@@ -189,17 +196,10 @@ def _draft_backend_problems(cfg: Any) -> Iterator[str]:
         yield f"{_DRAFT_BACKEND} {value}: {_ONE_BACKEND}, here {backend}. Leave it out"
 
 
-def _plan(cfg: Any, config: DDTreeConfig) -> StepPlan | None:
-    from ..step.plan import StepPlan
-
+def _plan(cfg: Any, config: DDTreeConfig, model_config: Any) -> StepPlan | None:
     try:
         draft = read_config(cfg.speculative_draft_model_path, cfg.speculative_draft_model_revision)
-        return StepPlan.resolve(
-            block_size=option(draft, "block_size"),
-            budget=config.budget,
-            topk_cap=config.topk_cap,
-            vocab_size=draft["vocab_size"],
-        )
+        return plan_for(cfg, config, model_config, option(draft, "block_size"), draft["vocab_size"])
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -227,7 +227,7 @@ def target_problems(model_config: Any, config: DDTreeConfig) -> Iterator[str]:
 def _recurrent_problems(cfg: Any, model_config: Any) -> list[str]:
     if not follows_accepted_node(model_config):
         return []
-    plan = _plan(cfg, ddtree_config(cfg))
+    plan = _plan(cfg, ddtree_config(cfg), model_config)
     if plan is None:
         return []  # the drafter's own check says what is wrong with it
     tracks = not cfg.disable_radix_cache and str(cfg.mamba_radix_cache_strategy).startswith("extra_buffer")

@@ -86,6 +86,19 @@ def _capture_input(custom_mask: Any, width: int) -> SpecInput:
     )
 
 
+def capture_decode_graph(original: Callable[..., Any], runner: Any) -> Any:
+    if not serves_ddtree() or runner.is_draft_worker:
+        return original(runner)
+    from ..step.widths import capture_own_width
+
+    return capture_own_width(original, runner)
+
+
+def show_widths(result: None, controller: Any, state: dict[str, Any]) -> None:
+    if serves_ddtree() and (snapshot := controller.scheduler.draft_worker.widths.snapshot()) is not None:
+        state["ddtree_widths"] = snapshot
+
+
 def install() -> None:
     """Declare the hooks; SGLang applies them once every plugin has loaded."""
     declare(
@@ -117,4 +130,16 @@ def install() -> None:
         "around",
         "a DFLASH-family algorithm would be captured as a chain without a mask",
         captured_verify_input,
+    )
+    declare(
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_decode_cuda_graph",
+        "around",
+        "a wide verify is captured for the batch sizes that can use it alone",
+        capture_decode_graph,
+    )
+    declare(
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative",
+        "after",
+        "shows which verify widths ran, in the internal states of /server_info",
+        show_widths,
     )

@@ -29,19 +29,22 @@ def resolve(server_args: ServerArgs) -> None:
     Raises:
         ValueError: something is not supported; the message names flag, value and what to do.
     """
-    from ..step.plan import StepPlan
+    from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+
     from . import hooks, refusals
+    from .budget import plan_for
     from .drafter import check_drafter_of
 
     hooks.verify_applied()
     refusals.check_server_args(server_args)
     config = ddtree_config(server_args)
     report = check_drafter_of(server_args)
-    plan = StepPlan.resolve(
-        block_size=report.block_size,
-        budget=config.budget,
-        topk_cap=config.topk_cap,
-        vocab_size=report.vocab_size,
+    plan = plan_for(
+        resolving_view(server_args),
+        config,
+        model_config_of(server_args),
+        report.block_size,
+        report.vocab_size,
     )
     for field, value in plan.host_fields().items():
         setattr(server_args, field, value)
@@ -62,18 +65,21 @@ def worker_plan(server_args: ServerArgs, model_runner: ModelRunner) -> StepPlan:
         ValueError: something is not supported after all.
         RuntimeError: a hook is not in effect, or the published widths are not the plan's.
     """
-    from ..step.plan import StepPlan
+    from sglang.srt.arg_groups.overrides import resolved_view
+
     from . import hooks, refusals
+    from .budget import plan_for
 
     hooks.verify_applied()
     refusals.check_in_worker(server_args, model_runner.model_config, model_runner.sliding_window_size)
     config = ddtree_config(server_args)
     spec = get_spec()
-    plan = StepPlan.resolve(
-        block_size=int(spec.speculative_dflash_block_size),
-        budget=config.budget,
-        topk_cap=config.topk_cap,
-        vocab_size=int(model_runner.model_config.vocab_size),
+    plan = plan_for(
+        resolved_view(server_args),
+        config,
+        model_runner.model_config,
+        int(spec.speculative_dflash_block_size),
+        int(model_runner.model_config.vocab_size),
     )
     if plan.verify_width != spec.speculative_num_draft_tokens:
         raise RuntimeError(
@@ -110,11 +116,11 @@ def log_ready(worker: DDTreeWorker) -> None:
 
     plan = worker.plan
     logger.info(
-        "DDTREE ready. block_size=%d, budget=%d, topk=%d, verify_width=%d, max_depth=%d, memory=%s",
+        "DDTREE ready. block_size=%d, budget=%s, topk=%d, verify_width=%s, max_depth=%d, memory=%s",
         plan.block_size,
-        plan.budget,
+        plan.budget if len(plan.widths) == 1 else f"auto up to {plan.budget}",
         plan.topk,
-        plan.verify_width,
+        ", ".join(map(str, plan.widths)),
         plan.max_depth,
         memory_line(worker),
     )
@@ -132,19 +138,19 @@ def log_ready(worker: DDTreeWorker) -> None:
 
 
 def memory_line(worker: DDTreeWorker) -> str:
-    """What the verify width costs in buffers of fixed size, in MiB."""
-    backend = worker.model_runner.attn_backend
-    mask = backend.verify_mask
-    captured = worker.captured_head
-    # On a hybrid target the buffers are those of the full attention's backend.
-    backend = getattr(backend, "full_attn_backend", backend)
-    sizes = {
-        "mask": mask.buffer.nbytes if mask is not None else 0,
-        "candidates": captured.nbytes if captured is not None else 0,
+    """What the verify widths cost in buffers of fixed size, in MiB."""
+    sizes = {"mask": 0, "trees": 0, "kv_indices": 0, "attention": 0}
+    for backend in worker.widths.backends():
+        mask = backend.verify_mask
+        sizes["mask"] += mask.buffer.nbytes if mask is not None else 0
+        # On a hybrid target the buffers are those of the full attention's backend.
+        backend = getattr(backend, "full_attn_backend", backend)
         # Of SGLang's triton backend: context slots and partial results per captured row.
-        "kv_indices": _nbytes(backend, "cuda_graph_kv_indices"),
-        "attention": _nbytes(backend, "cuda_graph_attn_logits") + _nbytes(backend, "cuda_graph_attn_lse"),
-    }
+        sizes["kv_indices"] += _nbytes(backend, "cuda_graph_kv_indices")
+        sizes["attention"] += _nbytes(backend, "cuda_graph_attn_logits") + _nbytes(
+            backend, "cuda_graph_attn_lse"
+        )
+    sizes["trees"] = worker.captured_trees.nbytes if worker.captured_trees is not None else 0
     parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in sizes.items())
     return f"{sum(sizes.values()) / 2**20:.1f} MiB ({parts})"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..tree.accept import Acceptance, accept_path
+from ..tree.accept import Acceptance, PathRows, WidthTally, settle_path
 from ..tree.sample import sample_target
 
 if TYPE_CHECKING:
@@ -14,14 +14,27 @@ if TYPE_CHECKING:
 
     from ..tree.topology import TreeTopology
     from ..tree.tree import DraftTree
+    from ..tree.window import StepWindow
 
 
 def accept(
-    tree: DraftTree, topology: TreeTopology, logits: torch.Tensor, sampling_info: SamplingBatchInfo
-) -> Acceptance:
+    tree: DraftTree,
+    topology: TreeTopology,
+    window: StepWindow,
+    logits: torch.Tensor,
+    sampling_info: SamplingBatchInfo,
+    tally: WidthTally | None = None,
+) -> tuple[Acceptance, PathRows]:
     """logits: [batch * W, vocabulary]. Every emitted token is the target's own choice in its own context."""
     target_tokens = target_choice(topology.positions, logits, sampling_info)
-    return accept_path(tree, topology.ancestor_mask, target_tokens.view(tree.tokens.shape))
+    return settle_path(
+        tree,
+        topology.ancestor_mask,
+        target_tokens.view(tree.tokens.shape),
+        window.prefix_lens,
+        window.slots,
+        tally,
+    )
 
 
 def target_choice(

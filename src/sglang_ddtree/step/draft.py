@@ -1,4 +1,4 @@
-"""One draft forward: the block of mask tokens in, top-k candidates per depth out."""
+"""One draft forward: the block of mask tokens in, the draft tree out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from ..tree.build import build_tree
 from ..tree.candidates import DraftCandidates, draft_candidates
+from ..tree.tree import DraftTree
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-    from .window import HostLengths, StepWindow
+    from ..tree.window import StepWindow
+    from .lengths import HostLengths
+    from .plan import StepPlan
     from .worker import DDTreeWorker
 
 
@@ -35,26 +39,27 @@ class CandidateHead:
         return draft_candidates(logits.view(-1, self.block_size - 1, logits.shape[-1]), self.topk)
 
 
-class CapturedHead:
-    """The head as the tail of the draft CUDA graph: its result lies at a fixed address after a replay."""
+class CapturedTrees:
+    """Head and tree builder as the tail of the draft CUDA graph: the trees lie at a fixed address after a replay."""
 
-    def __init__(self, head: CandidateHead, max_bs: int) -> None:
+    def __init__(self, head: CandidateHead, plan: StepPlan, max_bs: int) -> None:
         self.head = head
-        shape = (max_bs, head.block_size - 1, head.topk)
-        self.token_ids = torch.zeros(shape, dtype=torch.int64, device=head.weight.device)
-        self.logprobs = torch.zeros(shape, dtype=torch.float32, device=head.weight.device)
+        self.plan = plan
+        self.trees = DraftTree.empty(max_bs, plan.verify_width, plan.max_depth, head.weight.device)
 
-    def __call__(self, hidden_states: torch.Tensor, input_ids: torch.Tensor | None = None) -> None:
+    def __call__(self, hidden_states: torch.Tensor, input_ids: torch.Tensor) -> None:
+        """input_ids: [batch * block_size], the graph's own buffer; slot 0 of a block is the bonus token."""
         found = self.head.candidates(hidden_states)
-        self.token_ids[: found.batch_size].copy_(found.token_ids)
-        self.logprobs[: found.batch_size].copy_(found.logprobs)
+        bonus_tokens = input_ids.view(-1, self.plan.block_size)[:, 0]
+        out = self.trees.first(found.batch_size)
+        build_tree(found, bonus_tokens, self.plan.budget, width=self.plan.verify_width, out=out)
 
-    def result(self, batch_size: int) -> DraftCandidates:
-        return DraftCandidates(self.token_ids[:batch_size], self.logprobs[:batch_size])
+    def result(self, batch_size: int) -> DraftTree:
+        return self.trees.first(batch_size)
 
     @property
     def nbytes(self) -> int:
-        return self.token_ids.nbytes + self.logprobs.nbytes
+        return sum(tensor.nbytes for tensor in self.trees.tensors)
 
 
 def draft(
@@ -63,42 +68,35 @@ def draft(
     bonus_tokens: torch.Tensor,
     window: StepWindow,
     host: HostLengths,
-) -> DraftCandidates:
-    """Run the draft model over one block per request."""
-    forward_batch = _draft_forward_batch(worker, batch, bonus_tokens, window, host)
+) -> DraftTree:
+    """Run the draft model over one block per request, and build its trees in `plan.verify_width` slots."""
+    forward_batch = _draft_forward_batch(worker, batch, window, host)
     with torch.inference_mode(), worker.draft_scope():
         output = worker.draft_model_runner.forward(forward_batch)
-    if output.can_run_graph and worker.captured_head is not None:
-        return worker.captured_head.result(forward_batch.batch_size)
-    return worker.candidate_head.candidates(output.logits_output.hidden_states)
+    if output.can_run_graph and worker.captured_trees is not None:
+        return worker.captured_trees.result(forward_batch.batch_size)
+    candidates = worker.candidate_head.candidates(output.logits_output.hidden_states)
+    return worker.build_tree(candidates, bonus_tokens)
 
 
 def _draft_forward_batch(
     worker: DDTreeWorker,
     batch: ScheduleBatch,
-    bonus_tokens: torch.Tensor,
     window: StepWindow,
     host: HostLengths,
 ) -> ForwardBatch:
-    block_size = worker.plan.block_size
-    batch_size = window.slots.shape[0]
-    block_ids = torch.full(
-        (batch_size, block_size), worker.mask_token_id, dtype=torch.int64, device=window.slots.device
-    )
-    block_ids[:, 0] = bonus_tokens
-    positions = window.prefix_lens.unsqueeze(1) + torch.arange(block_size, device=window.slots.device)
-    slots = window.head(block_size)
+    batch_size, block_size = window.block_ids.shape
     forward_batch = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=batch_size,
-        input_ids=block_ids.flatten(),
+        input_ids=window.block_ids.view(-1),
         req_pool_indices=batch.req_pool_indices,
         seq_lens=window.prefix_lens,
-        out_cache_loc=slots,
+        out_cache_loc=window.block_slots,
         seq_lens_sum=host.total,
         seq_lens_cpu=host.lens,
-        positions=positions.flatten(),
-        input_embeds=worker.embed_block(block_ids),
+        positions=window.positions.view(-1),
+        input_embeds=worker.embed_block(window.block_ids),
         spec_algorithm=SpeculativeAlgorithm.DFLASH,
         spec_info=worker.draft_block_spec_info,
         capture_hidden_mode=CaptureHiddenMode.NULL,
@@ -110,7 +108,7 @@ def _draft_forward_batch(
         req_pool_indices=batch.req_pool_indices,
         seq_lens=window.prefix_lens,
         seq_lens_cpu=host.lens,
-        write_virtual=slots,
+        write_virtual=window.block_slots,
         read_extent=block_size,
     )
     plan.bind(forward_batch, translator)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..tree.capacity import MAX_DEPTHS, resolve_topk, verify_width
+
+AUTO_WIDTHS = (8, 16, 32, 64)
+"""Verify widths of budget "auto". Powers of two: a GEMM computes whole tiles, and one token more may cost a tile."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,7 @@ class StepPlan:
         topk: candidates per depth.
         verify_width: tokens per request in the target forward, the root included.
         max_depth: deepest node a tree can have.
+        widths: the widths that steps may run, ascending; the last is `verify_width`.
     """
 
     block_size: int
@@ -24,16 +29,22 @@ class StepPlan:
     topk: int
     verify_width: int
     max_depth: int
+    widths: tuple[int, ...]
 
     @classmethod
-    def resolve(cls, *, block_size: int, budget: int, topk_cap: int, vocab_size: int) -> StepPlan:
+    def resolve(
+        cls, *, block_size: int, budget: int | Literal["auto"], topk_cap: int, vocab_size: int
+    ) -> StepPlan:
         """Raises ValueError where a number is out of range."""
+        follows_load = budget == "auto"
+        budget = AUTO_WIDTHS[-1] - 1 if budget == "auto" else budget
         if not 2 <= block_size <= MAX_DEPTHS + 1:
             raise ValueError(f"the drafter's block_size must be from 2 to {MAX_DEPTHS + 1}, got {block_size}")
         depths = block_size - 1
         topk = resolve_topk(budget, vocab_size, topk_cap)
         width = verify_width(budget, depths, topk)
-        return cls(block_size, budget, topk, width, min(depths, width - 1))
+        narrower = tuple(w for w in AUTO_WIDTHS if w < width) if follows_load else ()
+        return cls(block_size, budget, topk, width, min(depths, width - 1), (*narrower, width))
 
     @property
     def window(self) -> int:

@@ -1,4 +1,4 @@
-"""Rehearse the largest sampled step at startup, so that its memory is known before traffic comes."""
+"""Rehearsals at startup: no kernel is compiled, and no memory found missing, while requests wait."""
 
 from __future__ import annotations
 
@@ -8,10 +8,48 @@ import torch
 from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
 from sglang.srt.runtime_context import get_exec
 
+from ..tree.accept import settle_path
 from ..tree.sample import sample_target
+from ..tree.tree import DraftTree
+from ..tree.window import open_window
+from .lengths import HostLengths
+from .verify import lay_out_for_verify, mask_buffer
 
 if TYPE_CHECKING:
     from .worker import DDTreeWorker
+
+
+def rehearse_steps(worker: DDTreeWorker) -> None:
+    """Run what lies between the graphs once per width, on the padding slot: kernels compile at their first call."""
+    runner, plan = worker.model_runner, worker.plan
+    zero = torch.zeros(1, dtype=torch.int64, device=runner.device)
+    trees = DraftTree.empty(1, plan.verify_width, plan.max_depth, zero.device)
+    kv_cache = runner.token_to_kv_pool_allocator.get_kvcache()
+    for width in plan.widths:
+        window = open_window(
+            zero,
+            zero,
+            runner.req_to_token_pool.req_to_token,
+            zero,
+            mask_token_id=worker.mask_token_id,
+            block_size=plan.block_size,
+            width=width,
+        )
+        with worker.widths.running(width) as backend:
+            mask = mask_buffer(backend, window, width, HostLengths(zero.cpu(), plan.window))
+            tree, topology = lay_out_for_verify(
+                trees, window, width, mask, reads_prefix=worker.mask_reads_prefix
+            )
+        _, rows = settle_path(
+            tree, topology.ancestor_mask, tree.tokens, zero, window.slots, worker.widths.tally(width)
+        )
+    # The move of KV rows has a variant for each power of two of the rows.
+    batch = 1
+    while batch <= int(runner.max_running_requests):
+        padding = torch.zeros_like(rows.targets).repeat(batch, 1).view(-1)
+        kv_cache.move_kv_cache(padding, padding)
+        batch *= 2
+    worker.widths.forget()
 
 
 def rehearse_sampling(worker: DDTreeWorker) -> SamplingPrewarmResult:

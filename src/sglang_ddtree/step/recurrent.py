@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from ..tree.accept import Acceptance
+    from ..tree.accept import Acceptance, PathRows
     from ..tree.topology import TreeTopology
     from ..tree.tree import DraftTree
-    from .window import StepWindow
     from .worker import DDTreeWorker
 
 
@@ -145,7 +144,11 @@ def tree_backend(runner: ModelRunner) -> TreeGDNBackend | None:
 
 
 def commit_recurrent(
-    worker: DDTreeWorker, batch: ScheduleBatch, accepted: Acceptance, window: StepWindow
+    worker: DDTreeWorker,
+    batch: ScheduleBatch,
+    accepted: Acceptance,
+    rows: PathRows,
+    prefix_lens: torch.Tensor,
 ) -> None:
     """Leave every request the recurrent state of its last accepted node."""
     backend = tree_backend(worker.model_runner)
@@ -156,8 +159,8 @@ def commit_recurrent(
     track_lens = None
     if track_slots is not None:
         grid = mamba_track_grid(batch.tree_cache.page_size)
-        boundary = (window.prefix_lens + accepted.accept_lens) // grid * grid
-        track_lens = (boundary - window.prefix_lens).clamp(min=0).to(torch.int32)
+        boundary = rows.new_seq_lens // grid * grid
+        track_lens = (boundary - prefix_lens).clamp(min=0).to(torch.int32)
     backend.commit(accepted, track_slots, track_lens)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
 
 from ..tree.mask import write_tree_mask
-from ..tree.topology import TreeTopology
+from ..tree.topology import TreeTopology, lay_out
 from ..tree.tree import DraftTree
 from .verify_input import DDTreeVerifyInput
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
 
-    from .window import HostLengths, StepWindow
+    from ..tree.window import StepWindow
+    from .lengths import HostLengths
     from .worker import DDTreeWorker
 
 
@@ -28,14 +30,14 @@ def verify(
     topology: TreeTopology,
     window: StepWindow,
     host: HostLengths,
+    mask: VerifyMask,
 ) -> GenerationBatchResult:
     """Target logits [batch * W, vocabulary] and captured hidden states [batch * W, layers * hidden]."""
-    mask, mask_is_captured = _flat_mask(worker.model_runner.attn_backend, topology, window, host)
     verify_input = DDTreeVerifyInput(
-        draft_token=tree.tokens.reshape(-1),
+        draft_token=tree.tokens.view(-1),
         # A captured graph reads the buffer itself; handing it over would copy it onto itself every step.
-        custom_mask=mask[:0] if mask is not None and mask_is_captured else mask,
-        positions=topology.positions.reshape(-1),
+        custom_mask=mask.cells[:0] if mask.cells is not None and mask.is_captured else mask.cells,
+        positions=topology.positions.view(-1),
         retrieve_index=topology.retrieve_index,
         retrieve_next_token=topology.retrieve_next_token,
         retrieve_next_sibling=topology.retrieve_next_sibling,
@@ -46,7 +48,7 @@ def verify(
         capture_hidden_mode=CaptureHiddenMode.FULL,
         seq_lens_sum=host.total,
         seq_lens_cpu=host.lens,
-        prepared_out_cache_loc=window.head(tree.width),
+        prepared_out_cache_loc=window.verify_slots,
         tree_mask=topology.ancestor_mask,
     )
     committed = batch.seq_lens_cpu, batch.seq_lens_sum
@@ -57,29 +59,50 @@ def verify(
     )
     batch.seq_lens_cpu, batch.seq_lens_sum = committed
     if not runs_graph:
-        verify_input.custom_mask = mask
+        verify_input.custom_mask = mask.cells
     return worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True
     )
 
 
-def _flat_mask(
-    backend: Any, topology: TreeTopology, window: StepWindow, host: HostLengths
-) -> tuple[torch.Tensor | None, bool]:
-    """SGLang's flattened mask and whether it lies in the buffer that captured graphs read.
+@dataclass(frozen=True)
+class VerifyMask:
+    """SGLang's flattened mask of one step; None on backends that read the tree's own.
 
-    A batch larger than the graphs gets a buffer of its own, sized from the host's bound.
+    Attributes:
+        cells: bool, 1-d, laid out as `tree.mask.write_tree_mask` says.
+        is_captured: the cells are the buffer that captured graphs read.
     """
+
+    cells: torch.Tensor | None
+    is_captured: bool
+
+
+def mask_buffer(backend: Any, window: StepWindow, width: int, host: HostLengths) -> VerifyMask:
+    """Room for the mask. A batch larger than the graphs gets a buffer of its own, sized by the host's bound."""
     if not window.prefix_lens.is_cuda:
-        return None, False
-    batch_size, width = topology.positions.shape
+        return VerifyMask(None, False)
     shared = backend.verify_mask
-    captured = shared is not None and shared.fits(batch_size)
-    if captured:
+    if shared is not None and shared.fits(window.prefix_lens.shape[0]):
         # Sized for the captured batch at full context: nothing to check against the batch at hand.
-        mask = shared.buffer
-    else:
-        # `host.total` bounds the sum of prefix + width, which is all that the cells depend on.
-        mask = torch.empty(width * host.total, dtype=torch.bool, device=window.prefix_lens.device)
-    write_tree_mask(mask, topology.ancestor_mask, window.prefix_lens)
-    return mask, captured
+        return VerifyMask(shared.buffer, True)
+    # `host.total` bounds the sum of prefix + width, which is all that the cells depend on.
+    return VerifyMask(
+        torch.empty(width * host.total, dtype=torch.bool, device=window.prefix_lens.device), False
+    )
+
+
+def lay_out_for_verify(
+    tree: DraftTree, window: StepWindow, width: int, mask: VerifyMask, *, reads_prefix: bool
+) -> tuple[DraftTree, TreeTopology]:
+    """The tree in the step's width, with its mask written.
+
+    Args:
+        reads_prefix: the attention kernel reads the mask on the prefix as well; SGLang's triton backend does so
+            only under deterministic inference.
+    """
+    if mask.cells is None or not reads_prefix:
+        return lay_out(tree, window.prefix_lens, width, mask.cells)
+    tree, topology = lay_out(tree, window.prefix_lens, width)
+    write_tree_mask(mask.cells, topology.ancestor_mask, window.prefix_lens)
+    return tree, topology

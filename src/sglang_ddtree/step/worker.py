@@ -19,14 +19,15 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from ..host import startup
 from ..host.recurrent import recurrent_family
 from ..tree.build import build_tree
-from ..tree.topology import tree_topology
+from ..tree.window import open_window
 from .accept import accept
 from .commit import commit_draft_kv, commit_target_kv
-from .draft import CandidateHead, CapturedHead, draft, target_lm_head
-from .prewarm import rehearse_sampling
+from .draft import CandidateHead, CapturedTrees, draft, target_lm_head
+from .lengths import host_lengths
+from .prewarm import rehearse_sampling, rehearse_steps
 from .recurrent import commit_recurrent, tree_backend
-from .verify import verify
-from .window import host_lengths, open_window
+from .verify import lay_out_for_verify, mask_buffer, verify
+from .widths import VerifyWidths
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
     from ..tree.candidates import DraftCandidates
+    from ..tree.tree import DraftTree
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,9 @@ class DDTreeWorker(DFlashWorkerV2):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.has_recurrent_layers = recurrent_family(target_worker.model_runner.model_config) is not None
         self.candidate_head = self._build_candidate_head()
-        self.captured_head: CapturedHead | None = None
+        self.captured_trees: CapturedTrees | None = None
+        self.widths = VerifyWidths(self.plan, target_worker.model_runner, self.draft_model_runner)
+        self.mask_reads_prefix = bool(get_exec().deterministic.enable_deterministic_inference)
         self.speculative_num_draft_tokens = self.plan.verify_width
 
     def _build_candidate_head(self) -> CandidateHead:
@@ -81,13 +85,15 @@ class DDTreeWorker(DFlashWorkerV2):
     def init_cuda_graphs(self) -> None:
         with get_spec().override(**self.plan.draft_fields()):
             super().init_cuda_graphs()
+        self.widths.capture()
+        rehearse_steps(self)
         startup.log_ready(self)
 
-    def _maybe_build_draft_sampler(self) -> CapturedHead:
+    def _maybe_build_draft_sampler(self) -> CapturedTrees:
         # Asked for only when the draft is about to be captured.
         max_bs = max(get_exec().graph.cuda_graph_config.decode.bs)
-        self.captured_head = CapturedHead(self.candidate_head, max_bs)
-        return self.captured_head
+        self.captured_trees = CapturedTrees(self.candidate_head, self.plan, max_bs)
+        return self.captured_trees
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         if torch.device(self.device).type != "cuda":
@@ -139,6 +145,7 @@ class DDTreeWorker(DFlashWorkerV2):
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            self.widths.interrupt()
             return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         return self._decode(batch, on_publish)
 
@@ -154,40 +161,54 @@ class DDTreeWorker(DFlashWorkerV2):
             # Published by the previous iteration, maybe on another stream.
             batch.seq_lens.record_stream(torch.cuda.current_stream())
         bonus_tokens = draft_input.bonus_tokens.view(-1)
-        window = open_window(batch, self.model_runner.req_to_token_pool.req_to_token, self.plan.window)
-        host = host_lengths(batch, draft_input, self.plan.window)
+        width = self.widths.choose(len(batch.seq_lens))
+        window = open_window(
+            batch.seq_lens,
+            batch.req_pool_indices,
+            self.model_runner.req_to_token_pool.req_to_token,
+            bonus_tokens,
+            mask_token_id=self.mask_token_id,
+            block_size=self.plan.block_size,
+            width=width,
+        )
+        host = host_lengths(batch, draft_input, window.slots.shape[1])
 
-        candidates = draft(self, batch, bonus_tokens, window, host)
-        tree = self._build_tree(candidates, bonus_tokens)
-        topology = tree_topology(tree, window.prefix_lens)
-        recurrent = tree_backend(self.model_runner)
-        if recurrent is not None:
-            recurrent.set_tree(tree, topology)
-        output = verify(self, batch, tree, topology, window, host)
-        accepted = accept(tree, topology, output.logits_output.next_token_logits, batch.sampling_info)
+        tree = draft(self, batch, bonus_tokens, window, host)
+        with self.widths.running(width) as backend:
+            mask = mask_buffer(backend, window, width, host)
+            tree, topology = lay_out_for_verify(
+                tree, window, width, mask, reads_prefix=self.mask_reads_prefix
+            )
+            recurrent = tree_backend(self.model_runner)
+            if recurrent is not None:
+                recurrent.set_tree(tree, topology)
+            output = verify(self, batch, tree, topology, window, host, mask)
+        logits = output.logits_output.next_token_logits
+        accepted, rows = accept(tree, topology, window, logits, batch.sampling_info, self.widths.tally(width))
 
-        new_seq_lens = window.prefix_lens + accepted.accept_lens
         if on_publish is not None:
-            on_publish(new_seq_lens)
-        commit_target_kv(self, accepted, window)
+            on_publish(rows.new_seq_lens)
+        commit_target_kv(self, rows)
         if self.has_recurrent_layers:
-            commit_recurrent(self, batch, accepted, window)
-        commit_draft_kv(self, accepted, window, output.logits_output.hidden_states, tree.width)
+            commit_recurrent(self, batch, accepted, rows, window.prefix_lens)
+        commit_draft_kv(self, accepted, rows, output.logits_output.hidden_states)
+        self.widths.end()
         # The scheduler copies what it is given to the host; nobody reads these there.
         output.logits_output.hidden_states = None
 
         return GenerationBatchResult(
             logits_output=output.logits_output,
-            next_token_ids=accepted.predict.reshape(-1),
+            next_token_ids=accepted.predict.view(-1),
             accept_lens=accepted.accept_lens,
             can_run_cuda_graph=output.can_run_cuda_graph,
             next_draft_input=make_draft_input_v2(
-                bonus_tokens=accepted.bonus_tokens, new_seq_lens=new_seq_lens
+                bonus_tokens=accepted.bonus_tokens, new_seq_lens=rows.new_seq_lens
             ),
-            speculative_num_draft_tokens=self.plan.verify_width,
+            speculative_num_draft_tokens=width,
             speculative_output_stride=self.plan.output_stride,
-            new_seq_lens=new_seq_lens,
+            new_seq_lens=rows.new_seq_lens,
         )
 
-    def _build_tree(self, candidates: DraftCandidates, bonus_tokens: torch.Tensor) -> Any:
+    def build_tree(self, candidates: DraftCandidates, bonus_tokens: torch.Tensor) -> DraftTree:
+        """The trees of an eager draft; a captured one builds them in its graph."""
         return build_tree(candidates, bonus_tokens, self.plan.budget, width=self.plan.verify_width)

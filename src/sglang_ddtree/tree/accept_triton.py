@@ -1,24 +1,51 @@
-"""The walk along the target's choices in Triton, one program per request."""
+"""The walk along the target's choices in Triton, and what follows from it, one program per request."""
 
 import torch
 import triton
 import triton.language as tl
 
-from .accept import Acceptance
+from .accept import Acceptance, PathRows, WidthTally
 from .tree import DraftTree
 from .triton_device import require_kernel_device
 
 
 def accept_path_triton(tree: DraftTree, target_tokens: torch.Tensor) -> Acceptance:
     """The twin of `accept_path_torch` for CUDA; it reads parents instead of the mask."""
+    return _walk(tree, target_tokens, None, None, None)[0]
+
+
+def settle_path_triton(
+    tree: DraftTree,
+    target_tokens: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    slots: torch.Tensor,
+    tally: WidthTally | None = None,
+) -> tuple[Acceptance, PathRows]:
+    """The twin of `settle_path_torch` for CUDA."""
+    accepted, rows = _walk(tree, target_tokens, prefix_lens, slots, tally)
+    assert rows is not None
+    return accepted, rows
+
+
+def _walk(
+    tree: DraftTree,
+    target_tokens: torch.Tensor,
+    prefix_lens: torch.Tensor | None,
+    slots: torch.Tensor | None,
+    tally: WidthTally | None,
+) -> tuple[Acceptance, PathRows | None]:
     require_kernel_device(_accept_kernel, tree.tokens)
     batch, width = tree.tokens.shape
     device = tree.tokens.device
     path_len = tree.max_depth + 1
     accept_index = torch.empty(batch, path_len, dtype=torch.int32, device=device)
     accept_lens = torch.empty(batch, dtype=torch.int32, device=device)
-    predict = torch.empty(batch, path_len, dtype=torch.int64, device=device)
-    bonus_tokens, last_node = torch.empty(2, batch, dtype=torch.int64, device=device).unbind(0)
+    settles = prefix_lens is not None and slots is not None
+    paths = torch.empty(5 if settles else 1, batch, path_len, dtype=torch.int64, device=device).unbind(0)
+    ends = torch.empty(2, batch, dtype=torch.int64, device=device).unbind(0)
+    predict, bonus_tokens, new_seq_lens = paths[0], *ends
+    # Where nothing is settled these pointers are not followed.
+    targets, sources, rows, positions = paths[1:] if settles else (predict,) * 4
     if batch:
         _accept_kernel[(batch,)](
             tree.tokens,
@@ -28,16 +55,31 @@ def accept_path_triton(tree: DraftTree, target_tokens: torch.Tensor) -> Acceptan
             accept_lens,
             predict,
             bonus_tokens,
-            last_node,
+            accept_lens if prefix_lens is None else prefix_lens,
+            predict if slots is None else slots,
+            new_seq_lens,
+            targets,
+            sources,
+            rows,
+            positions,
+            accept_lens if tally is None else tally.widths,
+            predict if tally is None else tally.totals,
+            0 if slots is None else slots.stride(0),
             width,
             path_len,
+            0 if tally is None else tally.widths.shape[0],
             COLUMNS=triton.next_power_of_2(width),
+            SETTLES=settles,
+            WIDTHS=0 if tally is None else triton.next_power_of_2(tally.widths.shape[0]),
             num_warps=1 if width <= 256 else 4,
         )
-    return Acceptance(accept_index, accept_lens, predict, bonus_tokens, last_node)
+    accepted = Acceptance(accept_index, accept_lens, predict, bonus_tokens)
+    if not settles:
+        return accepted, None
+    return accepted, PathRows(new_seq_lens, targets, sources, rows, positions)
 
 
-@triton.jit(do_not_specialize=["width", "path_len"])
+@triton.jit(do_not_specialize=["slots_stride", "width", "path_len", "widths"])
 def _accept_kernel(  # type: ignore[no-untyped-def]
     tokens_ptr,
     parents_ptr,
@@ -46,20 +88,38 @@ def _accept_kernel(  # type: ignore[no-untyped-def]
     accept_lens_ptr,
     predict_ptr,
     bonus_tokens_ptr,
-    last_node_ptr,
+    prefix_lens_ptr,
+    slots_ptr,
+    new_seq_lens_ptr,
+    targets_ptr,
+    sources_ptr,
+    rows_ptr,
+    positions_ptr,
+    tally_widths_ptr,
+    tally_totals_ptr,
+    slots_stride,
     width,
     path_len,
+    widths,
     COLUMNS: tl.constexpr,  # noqa: N803
+    SETTLES: tl.constexpr,  # noqa: N803
+    WIDTHS: tl.constexpr,  # noqa: N803
 ):
     request = tl.program_id(0).to(tl.int64)
     target_tokens_ptr += request * width
-    accept_index_ptr += request * path_len
-    predict_ptr += request * path_len
+    out = request * path_len
     slots = tl.arange(0, COLUMNS)
     inside = slots < width
     tokens = tl.load(tokens_ptr + request * width + slots, mask=inside, other=0)
     # The root and unused slots have parent -1: nobody's child.
     parents = tl.load(parents_ptr + request * width + slots, mask=inside, other=-1)
+    if SETTLES:
+        prefix = tl.load(prefix_lens_ptr + request).to(tl.int64)
+        slots_ptr += request * slots_stride
+    if WIDTHS > 0:
+        lanes = tl.arange(0, WIDTHS)
+        limits = tl.load(tally_widths_ptr + lanes, mask=lanes < widths, other=0)
+        emitted = tl.zeros([WIDTHS], dtype=tl.int64)
 
     # `node` is the last accepted slot; once the walk has ended it stays there and nothing more is emitted.
     node = tl.full((), 0, dtype=tl.int32)
@@ -67,13 +127,26 @@ def _accept_kernel(  # type: ignore[no-untyped-def]
     count = tl.full((), 0, dtype=tl.int32)
     for step in range(path_len):
         choice = tl.load(target_tokens_ptr + node)
-        tl.store(accept_index_ptr + step, tl.where(walking > 0, node, -1))
-        tl.store(predict_ptr + step, tl.where(walking > 0, choice, 0))
+        tl.store(accept_index_ptr + out + step, tl.where(walking > 0, node, -1))
+        tl.store(predict_ptr + out + step, tl.where(walking > 0, choice, 0))
+        if SETTLES:
+            target = tl.load(slots_ptr + step)
+            source = tl.load(slots_ptr + node)
+            tl.store(targets_ptr + out + step, target)
+            tl.store(sources_ptr + out + step, tl.where(walking > 0, source, target))
+            tl.store(rows_ptr + out + step, request * width + tl.where(walking > 0, node, 0))
+            tl.store(positions_ptr + out + step, prefix + step)
+        if WIDTHS > 0:
+            emitted += ((limits > node) & (walking > 0)).to(tl.int64)
         count += walking
         fits = (parents == node) & (tokens == choice)
         child = tl.min(tl.where(fits, slots, COLUMNS), axis=0)
         walking = walking & (child < COLUMNS).to(tl.int32)
         node = tl.where(walking > 0, child, node)
     tl.store(accept_lens_ptr + request, count)
-    tl.store(last_node_ptr + request, node.to(tl.int64))
     tl.store(bonus_tokens_ptr + request, tl.load(target_tokens_ptr + node))
+    if SETTLES:
+        tl.store(new_seq_lens_ptr + request, prefix + count)
+    if WIDTHS > 0:
+        tl.atomic_add(tally_totals_ptr + lanes, emitted, mask=lanes < widths)
+        tl.atomic_add(tally_totals_ptr + widths, 1)

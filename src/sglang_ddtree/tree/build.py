@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ def build_tree(
     *,
     width: int | None = None,
     builder: Builder = "auto",
+    out: DraftTree | None = None,
 ) -> DraftTree:
     """The tree of the `budget` most probable draft prefixes of every request (arXiv 2604.12989).
 
@@ -33,6 +35,8 @@ def build_tree(
         root_tokens: integer [B], the bonus token of each request.
         budget: most nodes without the root, at least 1.
         width: slots per request, W; by default the root and every node that can exist.
+        out: filled and returned, instead of new tensors; B requests in W slots. A CUDA graph's result must lie
+            outside the graph's own memory.
         builder: "auto" is Triton on CUDA and torch elsewhere; "reference" is the heap oracle, for tests.
 
     Returns:
@@ -58,15 +62,25 @@ def build_tree(
         )
     if builder == "auto":
         builder = "triton" if candidates.logprobs.is_cuda else "torch"
-    if builder == "torch":
-        return build_torch(candidates, root_tokens, budget, width)
+    if out is not None and out.tokens.shape != (batch, width):
+        raise ValueError(f"out holds {list(out.tokens.shape)}, expected {[batch, width]}")
     if builder == "triton":
         from .build_triton import build_triton
 
-        return build_triton(candidates, root_tokens, budget, width)
+        return build_triton(candidates, root_tokens, budget, width, out)
+    if builder == "torch":
+        return _into(out, build_torch(candidates, root_tokens, budget, width))
     if builder == "reference":
-        return _build_reference(candidates, root_tokens, budget, width)
+        return _into(out, _build_reference(candidates, root_tokens, budget, width))
     raise ValueError(f"builder must be auto, reference, torch or triton, got {builder!r}")
+
+
+def _into(out: DraftTree | None, tree: DraftTree) -> DraftTree:
+    if out is None:
+        return tree
+    for mine, found in zip(out.tensors, tree.tensors, strict=True):
+        mine.copy_(found)
+    return replace(out, max_depth=tree.max_depth)
 
 
 def _build_reference(

@@ -14,7 +14,11 @@ _ONE_WARP_LANES = 256
 
 
 def build_triton(
-    candidates: DraftCandidates, root_tokens: torch.Tensor, budget: int, width: int
+    candidates: DraftCandidates,
+    root_tokens: torch.Tensor,
+    budget: int,
+    width: int,
+    out: DraftTree | None = None,
 ) -> DraftTree:
     """The twin of `build_torch` for CUDA; arguments as in `build.build_tree`.
 
@@ -31,9 +35,12 @@ def build_triton(
         if got > limit:
             raise ValueError(f"the Triton tree builder takes at most {name} = {limit}, got {got}")
     require_kernel_device(_build_kernel, candidates.logprobs)
-    slots = torch.empty(3, batch, width, dtype=torch.int64, device=candidates.logprobs.device)
-    node_count = torch.empty(batch, dtype=torch.int32, device=slots.device)
-    tokens, parents, levels = slots.unbind(0)
+    if out is None:
+        slots = torch.empty(3, batch, width, dtype=torch.int64, device=candidates.logprobs.device)
+        node_count = torch.empty(batch, dtype=torch.int32, device=slots.device)
+        tokens, parents, levels = slots.unbind(0)
+    else:
+        tokens, parents, levels, node_count = out.tensors
     lanes = triton.next_power_of_2(nodes)
     if batch:
         _build_kernel[(batch,)](

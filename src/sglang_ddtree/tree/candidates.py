@@ -54,20 +54,17 @@ def draft_candidates(logits: torch.Tensor, topk: int) -> DraftCandidates:
         )
     if not 1 <= topk <= logits.shape[-1]:
         raise ValueError(f"topk must be in 1..{logits.shape[-1]} (the vocabulary), got {topk}")
+    if logits.is_cuda:
+        from .candidates_triton import draft_candidates_triton
+
+        return draft_candidates_triton(logits, topk)
+    return draft_candidates_torch(logits, topk)
+
+
+def draft_candidates_torch(logits: torch.Tensor, topk: int) -> DraftCandidates:
+    """The plain twin of the Triton kernels; arguments as in `draft_candidates`. Any order of equal logits."""
     values, token_ids = torch.topk(logits, topk, dim=-1, sorted=True)
-    logprobs = values.float() - row_logsumexp(logits).unsqueeze(-1)
+    logprobs = values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)
     # A row with NaN or only -inf has no distribution: it proposes nothing instead of spreading NaN.
     logprobs = torch.nan_to_num(logprobs, nan=NEG_INF, neginf=NEG_INF).clamp_(max=0.0)
     return DraftCandidates(token_ids, logprobs)
-
-
-def row_logsumexp(logits: torch.Tensor) -> torch.Tensor:
-    """float32 log-sum-exp over the last dimension: float [..., V] -> float32 [...].
-
-    On CUDA the row is reduced in float32 without a float32 copy of it.
-    """
-    if logits.is_cuda:
-        from .candidates_triton import row_logsumexp_triton
-
-        return row_logsumexp_triton(logits)
-    return torch.logsumexp(logits.float(), dim=-1)

@@ -28,29 +28,74 @@ class TreeTopology:
     retrieve_next_sibling: torch.Tensor
 
 
-def tree_topology(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopology:
-    """Everything at once: one Triton kernel on CUDA, torch elsewhere.
+def lay_out(
+    tree: DraftTree,
+    prefix_lens: torch.Tensor,
+    width: int | None = None,
+    flat_mask: torch.Tensor | None = None,
+) -> tuple[DraftTree, TreeTopology]:
+    """The trees cut to a width, and all that the verify forward reads of them: one Triton kernel on CUDA.
+
+    Nodes are best first, so the first slots of a tree are the tree of a smaller budget.
 
     Args:
-        tree: the batch's trees.
+        tree: the batch's trees, in `tree.width` slots.
         prefix_lens: integer [B] on the tree's device, tokens in the KV cache before the root. It must be the
             device's own count: the host's copy is only an upper bound under overlap scheduling.
+        width: slots to keep, W; all without it.
+        flat_mask: bool, 1-d, laid out as `mask.write_tree_mask` says at width W. Only the cells between tree
+            nodes are written: kernels that skip the mask on the prefix never read the others. Writes past the
+            end are dropped on CUDA.
+
+    Returns:
+        The trees in W slots each (`tree` itself where nothing is cut; `max_depth` stays), and their topology.
 
     Raises:
-        ValueError: `prefix_lens` has another shape.
+        ValueError: `prefix_lens` has another shape, or `width` is out of range.
     """
+    width = tree.width if width is None else width
     if prefix_lens.shape != (tree.batch_size,):
         raise ValueError(f"prefix_lens is {list(prefix_lens.shape)}, expected {[tree.batch_size]}")
+    if not 1 <= width <= tree.width:
+        raise ValueError(f"width must be in 1..{tree.width}, got {width}")
     if tree.tokens.is_cuda:
-        from .topology_triton import tree_topology_triton
+        from .topology_triton import lay_out_triton
 
-        return tree_topology_triton(tree, prefix_lens)
-    return tree_topology_torch(tree, prefix_lens)
+        return lay_out_triton(tree, prefix_lens, width, flat_mask)
+    return lay_out_torch(tree, prefix_lens, width, flat_mask)
 
 
-def tree_topology_torch(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopology:
-    """The plain twin of the Triton kernel; arguments as in `tree_topology`."""
-    return TreeTopology(positions(tree, prefix_lens), ancestor_mask(tree), *links(tree))
+def lay_out_torch(
+    tree: DraftTree, prefix_lens: torch.Tensor, width: int, flat_mask: torch.Tensor | None = None
+) -> tuple[DraftTree, TreeTopology]:
+    """The plain twin of the Triton kernel; arguments as in `lay_out`. Reads the lengths on the host."""
+    cut = cut_tree(tree, width)
+    topology = TreeTopology(positions(cut, prefix_lens), ancestor_mask(cut), *links(cut))
+    if flat_mask is not None:
+        start = 0
+        for request, length in enumerate(prefix_lens.tolist()):
+            rows = flat_mask[start : start + width * (length + width)].view(width, length + width)
+            rows[:, length:] = topology.ancestor_mask[request]
+            start += rows.numel()
+    return cut, topology
+
+
+def cut_tree(tree: DraftTree, width: int) -> DraftTree:
+    """The first `width` slots of every tree, contiguous."""
+    if width == tree.width:
+        return tree
+    return DraftTree(
+        tokens=tree.tokens[:, :width].contiguous(),
+        parents=tree.parents[:, :width].contiguous(),
+        depths=tree.depths[:, :width].contiguous(),
+        node_count=tree.node_count.clamp(max=width),
+        max_depth=tree.max_depth,
+    )
+
+
+def tree_topology(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopology:
+    """The topology of whole trees; arguments as in `lay_out`."""
+    return lay_out(tree, prefix_lens)[1]
 
 
 def positions(tree: DraftTree, prefix_lens: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,27 @@ class DraftTree:
     node_count: torch.Tensor
     max_depth: int
 
+    @classmethod
+    def empty(cls, batch_size: int, width: int, max_depth: int, device: torch.device) -> DraftTree:
+        """Room for `batch_size` trees, all slots unused but the root's."""
+        shape = (batch_size, width)
+        return cls(
+            tokens=torch.zeros(shape, dtype=torch.int64, device=device),
+            parents=torch.full(shape, -1, dtype=torch.int64, device=device),
+            depths=torch.zeros(shape, dtype=torch.int64, device=device),
+            node_count=torch.ones(batch_size, dtype=torch.int32, device=device),
+            max_depth=max_depth,
+        )
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.tokens, self.parents, self.depths, self.node_count
+
+    def first(self, batch_size: int) -> DraftTree:
+        """A view of the first requests."""
+        tokens, parents, depths, counts = (tensor[:batch_size] for tensor in self.tensors)
+        return DraftTree(tokens, parents, depths, counts, self.max_depth)
+
     @property
     def batch_size(self) -> int:
         return self.tokens.shape[0]

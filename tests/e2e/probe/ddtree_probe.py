@@ -13,6 +13,7 @@ DDTREE_PROBE_PROFILE  a file; the CUDA copies and kernels of decode steps 40 to 
 DDTREE_PROBE_LOGITS   "1": the trace also has the logits of the last node at depth 2, `deep_logits`, and its slot.
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
 DDTREE_PROBE_UNPROVEN "1": every recurrent target is taken for one of an unproven family.
+DDTREE_PROBE_WIDTHS   "8,64,16": the steps of a server with budget "auto" take these verify widths, over and over.
 DDTREE_PROBE_CHAIN    "1": convolutions read the nodes before, not the ancestors, which is wrong on purpose.
 """
 
@@ -30,21 +31,24 @@ SYNC = int(os.environ.get("DDTREE_PROBE_SYNC", "0"))
 LOGITS = os.environ.get("DDTREE_PROBE_LOGITS") == "1"
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
 UNPROVEN = os.environ.get("DDTREE_PROBE_UNPROVEN") == "1"
+WIDTHS = [int(width) for width in os.environ.get("DDTREE_PROBE_WIDTHS", "").split(",") if width]
 CHAIN = os.environ.get("DDTREE_PROBE_CHAIN") == "1"
 
 
 def load() -> None:
-    if not (TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE):
+    if not (TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE or WIDTHS):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     if SCRIPT:
         HookRegistry.register("sglang_ddtree.step.draft.draft", scripted_candidates, HookType.AFTER)
-        HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._build_tree", cut_tree, HookType.AFTER)
+        HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker.build_tree", cut_tree, HookType.AFTER)
     if ARGMAX:
         HookRegistry.register("sglang_ddtree.step.accept.target_choice", argmax_choice, HookType.REPLACE)
     if UNPROVEN:
         HookRegistry.register("sglang_ddtree.host.recurrent.recurrent_family", unproven, HookType.AFTER)
+    if WIDTHS:
+        HookRegistry.register("sglang_ddtree.width.policy.WidthPolicy.choose", next_width, HookType.REPLACE)
     if CHAIN:
         HookRegistry.register("sglang_ddtree.recurrent.taps.ancestor_taps", chain_taps, HookType.REPLACE)
     if PROFILE:
@@ -61,7 +65,9 @@ def load() -> None:
 _batch: dict[str, Any] = {}
 
 
-def remember_batch(worker: Any, batch: Any, tree: Any, topology: Any, window: Any, host: Any) -> None:
+def remember_batch(
+    worker: Any, batch: Any, tree: Any, topology: Any, window: Any, host: Any, mask: Any
+) -> None:
     _batch.update(
         rids=[req.rid for req in batch.reqs],
         prefix=window.prefix_lens.tolist(),
@@ -121,6 +127,11 @@ def unproven(result: str | None, model_config: Any) -> str | None:
     return None if result is None else f"unproven {result}"
 
 
+def next_width(policy: Any, batch_size: int) -> int:
+    _steps[0] += 1
+    return WIDTHS[_steps[0] % len(WIDTHS)]
+
+
 def chain_taps(tree: Any, taps: int, out: Any = None) -> Any:
     import torch
 
@@ -134,7 +145,10 @@ def argmax_choice(positions: Any, logits: Any, sampling_info: Any) -> Any:
     return logits.argmax(dim=-1)
 
 
-def trace_step(result: Any, tree: Any, topology: Any, logits: Any, sampling_info: Any) -> None:
+def trace_step(
+    settled: Any, tree: Any, topology: Any, window: Any, logits: Any, sampling_info: Any, tally: Any = None
+) -> None:
+    result, _ = settled
     with Path(str(TRACE)).open("a") as out:
         for row, rid in enumerate(_batch["rids"]):
             accepted = int(result.accept_lens[row])
@@ -165,7 +179,7 @@ def script() -> dict[str, Any]:
 
 
 def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window: Any, host: Any) -> Any:
-    """Replace the candidates so that request i accepts exactly accept[i] tokens while its text lasts."""
+    """Replace the tree by one with which request i accepts exactly accept[i] tokens while its text lasts."""
     import torch
 
     from sglang_ddtree.tree.candidates import DraftCandidates
@@ -173,7 +187,7 @@ def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window
     plan = script()
     if not plan:
         return None
-    requests, (_, depths, topk) = list(plan["texts"]), result.token_ids.shape
+    requests, depths, topk = list(plan["texts"]), worker.plan.block_size - 1, worker.plan.topk
     ids = torch.empty(len(batch.reqs), depths, topk, dtype=torch.int64)
     # A step in rank costs far more than a step in depth: the tree holds every path with one later sibling in it.
     falling = -1.0 * torch.arange(topk) - 0.05
@@ -188,8 +202,8 @@ def scripted_candidates(result: Any, worker: Any, batch: Any, bonus: Any, window
         for depth, token in enumerate(text[done : done + length - 1][:depths]):
             rank = min(plan["ranks"][depth % len(plan["ranks"])], topk - 1)
             ids[row, depth, rank] = token
-    device = result.token_ids.device
-    return DraftCandidates(ids.to(device), logprobs.float().to(device))
+    device = result.tokens.device
+    return worker.build_tree(DraftCandidates(ids.to(device), logprobs.float().to(device)), bonus)
 
 
 def cut_tree(result: Any, worker: Any, candidates: Any, bonus_tokens: Any) -> Any:

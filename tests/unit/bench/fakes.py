@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang_ddtree.bench.arms import Arm
 from sglang_ddtree.bench.flow import ArmFailed
-from sglang_ddtree.bench.timeline import RequestFailed, Timeline
+from sglang_ddtree.bench.timeline import Timeline
+from sglang_ddtree.client import RequestFailed
 
 INFO: dict[str, Any] = {
     "device": "cuda",
@@ -20,6 +21,12 @@ INFO: dict[str, Any] = {
     "attention_backend": "triton",
     "prefill_attention_backend": None,
     "decode_attention_backend": None,
+    "sampling_backend": "flashinfer",
+    "linear_attn_backend": "triton",
+    "linear_attn_prefill_backend": None,
+    "linear_attn_decode_backend": None,
+    "mamba_backend": "triton",
+    "moe_runner_backend": "auto",
     "disable_overlap_schedule": False,
     "disable_radix_cache": False,
     "disable_cuda_graph": False,
@@ -49,8 +56,9 @@ def timeline(
     tokens: int = 5,
     steps: int = 0,
     correct: int = 0,
+    histogram: tuple[int, ...] = (),
 ) -> Timeline:
-    return Timeline(sent, first, last, 1, tokens, steps, correct, tuple(range(tokens)))
+    return Timeline(sent, first, last, 1, tokens, steps, correct, tuple(range(tokens)), histogram)
 
 
 class FakeServer:
@@ -63,12 +71,16 @@ class FakeServer:
         self.most_at_a_time = self._now = 0
         self._lock = threading.Lock()
         self.fails_at: int | None = None
+        self.logged = ""
 
     def info(self) -> Mapping[str, Any]:
         return self._info
 
     def flush(self) -> None:
         self.flushes += 1
+
+    def log(self) -> str:
+        return self.logged
 
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline:
         with self._lock:
@@ -84,7 +96,16 @@ class FakeServer:
         steps = 4 // self.per_step
         verified = steps if self.per_step > 1 else 0
         return Timeline(
-            0.0, 0.5, 0.5 + 0.5 * steps, 1, 5, verified, 4 - verified if verified else 0, self.ids
+            sent=0.0,
+            first=0.5,
+            last=0.5 + 0.5 * steps,
+            first_tokens=1,
+            tokens=5,
+            verify_steps=verified,
+            correct_drafts=4 - verified if verified else 0,
+            output_ids=self.ids,
+            # Every step keeps per_step - 1 drafts.
+            correct_drafts_histogram=(*[0] * (self.per_step - 1), verified) if verified else (),
         )
 
 

@@ -20,10 +20,15 @@ def parse(*words: str) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arm", "EAGLE"], '--arm must be AR, DFLASH or "DDTREE N" with N from 1 to 1024, got "EAGLE"'),
+        (
+            ["--arm", "EAGLE"],
+            '--arm must be AR, DFLASH or "DDTREE N" with a budget N from 1 to 1024 or auto, got "EAGLE"',
+        ),
         (["--arm", "DDTREE"], 'got "DDTREE"'),
+        (["--arm", "AR auto"], 'got "AR auto"'),
+        (["--arm", "DDTREE automatic"], 'got "DDTREE automatic"'),
         (["--arm", "DFLASH 3"], 'got "DFLASH 3"'),
-        (["--arm", f"DDTREE {BUDGET.high + 1}"], f"from 1 to {BUDGET.high}, got {BUDGET.high + 1}"),
+        (["--arm", f"DDTREE {BUDGET.high + 1}"], f"from 1 to {BUDGET.high} or auto, got {BUDGET.high + 1}"),
         (["--arm", "DDTREE 0"], "got 0"),
         (["--arm", "AR", "--arm", "ar"], 'arm "AR" is given 2 times'),
         (["--prompts", "x.jsonl", "--set", "math"], "exclude each other"),
@@ -62,14 +67,12 @@ def test_speculative_arms_need_a_drafter() -> None:
     assert usage.arms(parse("--model", "m", "--arm", "AR")) == [Arm("AR")]
 
 
-def test_defaults_are_six_arms_and_all_sets() -> None:
+def test_defaults_are_the_budgets_of_the_paper_and_auto_both_temperatures_and_all_sets() -> None:
     found = parse("--model", "m", "--draft", "d")
-    assert [arm.name for arm in usage.arms(found)][2:] == [
-        "DDTREE 16",
-        "DDTREE 32",
-        "DDTREE 64",
-        "DDTREE 128",
-    ]
+    budgets = [arm.budget for arm in usage.arms(found)]
+    assert budgets == [None, None, 16, 32, 64, 128, 256, 512, 1024, "auto"]
+    assert [arm.name for arm in usage.arms(found)][:3] == ["AR", "DFLASH", "DDTREE 16"]
+    assert found.temperature == [0, 1]
     assert len(usage.prompts(found)) == 96
     assert found.runs == 5
 
@@ -91,3 +94,9 @@ def test_server_args_reach_every_arm_the_same() -> None:
         *("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"),
         *("--speculative-ddtree-budget", "16"),
     ]
+
+
+def test_the_budget_auto_is_an_arm_of_its_own() -> None:
+    arm = parse_arm("DDTree  Auto")
+    assert arm.name == "DDTREE auto"
+    assert arm.server_arguments("m", "d", [])[-2:] == ["--speculative-ddtree-budget", "auto"]

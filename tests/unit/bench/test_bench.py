@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from sglang_ddtree.bench import server, svg
+from sglang_ddtree import cli
+from sglang_ddtree.bench import command, plots, server, svg
 from sglang_ddtree.bench.arms import Arm, parse_arm
 from sglang_ddtree.bench.command import bench
 from sglang_ddtree.bench.flow import ArmFailed, Plan
@@ -26,7 +27,8 @@ from sglang_ddtree.bench.prompt_sets import Prompt
 from sglang_ddtree.bench.report import Report, succeeded
 from sglang_ddtree.bench.server import last_error
 from sglang_ddtree.bench.table import table
-from sglang_ddtree.bench.timeline import RequestFailed, Timeline
+from sglang_ddtree.bench.timeline import Timeline
+from sglang_ddtree.client import RequestFailed
 from sglang_ddtree.demo.server import ServerFailed, ServerProcess
 from unit.bench.fakes import INFO, FakeServer, FakeServers
 
@@ -89,6 +91,45 @@ def test_figures_speedups_and_identity_by_hand(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text()) == found
 
 
+def test_acceptance_by_depth_is_in_report_table_and_page(tmp_path: Path) -> None:
+    # A step of DFLASH keeps 1 draft, one of DDTREE 16 keeps 3.
+    found = run(three_arms(), tmp_path, concurrency=(3,))
+    plain, chain, tree = (arm["cells"][0]["acceptance_by_depth"] for arm in found["arms"])
+    assert plain == []
+    assert [one["values"] for one in chain] == [[1.0] * 5]
+    assert [one["median"] for one in tree] == [1.0] * 3
+    lines = [line.split() for line in table(found).splitlines()]
+    header = lines.index(["arm", "T", "C", "d=1", "d=2", "d=3"])
+    assert lines[header + 2 : header + 4] == [
+        ["DFLASH", "0", "3", "1.00", "-", "-"],
+        ["DDTREE", "16", "0", "3", "1.00", "1.00", "1.00"],
+    ]
+    text = page(found)
+    assert "<th>d=3</th>" in text
+    assert "Acceptance by depth, temperature 0, concurrency 3" in text
+
+
+def test_the_budget_auto_stands_beside_the_numbers_in_the_plots(tmp_path: Path) -> None:
+    servers = FakeServers(
+        {"AR": FakeServer(INFO, 1), "DDTREE auto": FakeServer(INFO, 2), "DDTREE 16": FakeServer(INFO, 4)}
+    )
+    found = run(servers, tmp_path, concurrency=(1,))
+    assert [arm["budget"] for arm in found["arms"]] == [None, "auto", 16]
+    picture = next(one for one in plots.plots(found) if "Speed-up against AR" in one)
+    space = "{http://www.w3.org/2000/svg}"
+    root = ET.fromstring(picture)
+    ticks = [text.text for text in root.iter(f"{space}text") if text.get("class") == "tick"]
+    assert ticks.index("16") + 1 == ticks.index("auto")
+    dots = [dot.find(f"{space}title") for dot in root.iter(f"{space}circle")]
+    # 30 tokens in 2.5, 1.5 and 1 s.
+    assert [dot.text.partition(" (")[0] for dot in dots if dot is not None and dot.text] == [
+        "DDTREE, C 1, T 0: 2.5",
+        "DDTREE auto, C 1, T 0: 1.667",
+    ]
+    lines = [line.get("points") or "" for line in root.iter(f"{space}polyline")]
+    assert [len(line.split()) for line in lines] == [1, 1]  # no line joins a budget with auto
+
+
 def test_a_failing_arm_ends_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
     servers = FakeServers(
         {"AR": FakeServer(INFO, 1), "DFLASH": "status 1: no such file", "DDTREE 16": FakeServer(INFO, 4)}
@@ -99,7 +140,35 @@ def test_a_failing_arm_ends_with_its_reason_and_the_others_go_on(tmp_path: Path)
     text = table(found)
     assert "DFLASH: FAILED: status 1: no such file" in text
     assert [line.split()[-1] for line in text.splitlines() if line.startswith("DFLASH ")] == ["failed"]
+    assert "DFLASH failed: status 1: no such file" in page(found)
     assert found["arms"][2]["cells"][0]["speedup"] == {"AR": pytest.approx(2.5), "DFLASH": None}
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        (FakeServer(INFO, 4), 0),
+        ("error: --speculative-ddtree-budget must be a whole number", 1),
+        (FakeServer({**INFO, "page_size": 4}, 4), 1),
+    ],
+)
+def test_the_command_ends_with_1_when_an_arm_failed(
+    last: FakeServer | str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arms: dict[str, FakeServer | str] = {"AR": FakeServer(INFO, 1), "DDTREE auto": last}
+    monkeypatch.setattr(command, "encode", lambda *_: (IDS, True))
+    monkeypatch.setattr(server, "Servers", lambda *_: FakeServers(arms))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Hello"}\n' * len(IDS))
+    words = ["bench", "--model", "m", "--draft", "d", "--arm", "AR", "--arm", "DDTREE auto"]
+    words += ["--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path), "--temperature", "0"]
+    assert cli.main(words) == code
+    out = capsys.readouterr().out
+    assert ("DDTREE auto: FAILED: " in out) == (code == 1)
+    assert len([line for line in out.splitlines() if line.startswith("AR ")]) == 1
 
 
 def test_a_request_that_fails_ends_the_arm_but_keeps_its_finished_cells(tmp_path: Path) -> None:
@@ -149,6 +218,21 @@ def test_table_says_how_each_arm_ran(tmp_path: Path) -> None:
     text = table(run(three_arms(eager), tmp_path))
     assert all(line.endswith("eager") for line in text.splitlines()[2:8])
     assert "note: Run eager, CUDA graphs disabled" in text
+
+
+@pytest.mark.parametrize(("temperature", "told"), [((0.0, 1.0), True), ((0.0,), False)])
+def test_an_arm_that_decodes_greedily_at_every_temperature_is_told(
+    tmp_path: Path, temperature: tuple[float, ...], told: bool
+) -> None:
+    servers = three_arms()
+    chain = servers.servers["DFLASH"]
+    assert isinstance(chain, FakeServer)
+    chain.logged = (
+        "DFLASH non-greedy verification is unavailable on this build/device; "
+        "falling back to greedy argmax verification."
+    )
+    text = table(run(servers, tmp_path, temperature=temperature))
+    assert ("note: DFLASH: The server verified greedily above temperature 0" in text) is told
 
 
 def test_ctrl_c_ends_the_server(tmp_path: Path) -> None:
@@ -245,8 +329,8 @@ def test_the_page_is_well_formed_self_contained_and_holds_the_numbers(tmp_path: 
     assert "<M>" not in text
     assert "prefers-color-scheme: dark" in text
     pictures = ["<svg" + part.partition("</svg>")[0] + "</svg>" for part in text.split("<svg")[1:]]
-    # Two speed-ups, acceptance, and throughput and ms per step at each temperature.
-    assert len(pictures) == 7
+    # Two speed-ups, acceptance, and acceptance by depth, throughput and ms per step at each temperature.
+    assert len(pictures) == 9
     assert [ET.fromstring(one).get("aria-label") for one in pictures][:3] == [
         "Speed-up against AR",
         "Speed-up against DFLASH",
@@ -276,6 +360,19 @@ def test_bars_are_as_high_as_their_values() -> None:
     assert high == pytest.approx(2 * low, rel=0.01)
     assert {bar.get("class") for bar in bars} == {"bar c1"}
     assert len([line for line in picture.iter(f"{space}line") if line.get("class") == "whisker"]) == 1
+
+
+def test_names_too_wide_for_their_place_stand_in_two_lines() -> None:
+    names = [f"DDTREE {number}" for number in range(10)]
+    one = svg.Series("a", {tick: svg.Point(1.0, 1.0, 1.0) for tick in range(10)}, colour=0)
+    picture = ET.fromstring(svg.bar_plot("t", "x", "y", names, [one]))
+    places: dict[str, set[str | None]] = {}
+    for text in picture.iter("{http://www.w3.org/2000/svg}text"):
+        if text.get("class") == "tick" and text.get("text-anchor") == "middle":
+            places.setdefault(str(text.get("y")), set()).add(text.text)
+    upper, lower = (places[y] for y in sorted(places, key=float))
+    assert (upper, lower) == ({"DDTREE"}, set("0123456789"))
+    assert ">DDTREE 1<" in svg.bar_plot("t", "x", "y", names[:2], [svg.Series("a", {0: one.points[0]}, 0)])
 
 
 def test_lines_tell_the_share_done_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:

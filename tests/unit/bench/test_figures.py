@@ -4,8 +4,16 @@ import json
 
 import pytest
 
-from sglang_ddtree.bench.figures import METRICS, Spread, over_runs, run_figures
-from sglang_ddtree.bench.timeline import RequestFailed, Timeline, from_events
+from sglang_ddtree.bench.figures import (
+    METRICS,
+    Spread,
+    acceptance_by_depth,
+    by_depth_over_runs,
+    over_runs,
+    run_figures,
+)
+from sglang_ddtree.bench.timeline import Timeline, from_events
+from sglang_ddtree.client import RequestFailed
 from unit.bench.fakes import event, timeline
 
 DONE = {"finish_reason": {"type": "length", "length": 7}}
@@ -15,10 +23,18 @@ def test_a_timeline_reads_first_and_last_event() -> None:
     events = [
         event(10.5, 1, ids=[4]),
         event(11.0, 4, ids=[4, 5, 6, 7]),
-        event(12.5, 7, ids=[4, 5, 6, 7, 8, 9, 9], spec_verify_ct=2, spec_num_correct_drafts=4, **DONE),
+        event(
+            12.5,
+            7,
+            ids=[4, 5, 6, 7, 8, 9, 9],
+            spec_verify_ct=2,
+            spec_num_correct_drafts=4,
+            spec_correct_drafts_histogram=[0, 1, 0, 1],
+            **DONE,
+        ),
     ]
     found = from_events(10.0, events)
-    assert found == Timeline(10.0, 10.5, 12.5, 1, 7, 2, 4, (4, 5, 6, 7, 8, 9, 9))
+    assert found == Timeline(10.0, 10.5, 12.5, 1, 7, 2, 4, (4, 5, 6, 7, 8, 9, 9), (0, 1, 0, 1))
     assert found.time_to_first_token == 0.5
     assert found.inter_token_latency == pytest.approx(2.0 / 6)
     assert found.tokens_per_second == pytest.approx(7 / 2.5)
@@ -35,6 +51,7 @@ def test_an_answer_in_one_event_has_no_inter_token_latency() -> None:
     ("events", "message"),
     [
         ([], "without an event"),
+        ([event(1.0, 1), (2.0, b'{"meta_info": {"fin')], "broke off within an event"),
         ([(0.0, json.dumps({"error": {"message": "too long"}}).encode())], "too long"),
         ([event(1.0, 3)], "after 3 tokens without a reason"),
         ([event(1.0, 3, finish_reason={"type": "abort", "message": "out of memory"})], "out of memory"),
@@ -74,3 +91,19 @@ def test_the_spread_is_median_lowest_and_highest_run() -> None:
     speed = over_runs(runs, speculative=False)["total_tokens_per_s"]
     assert speed == Spread((2.0, 5.0, 2.5, 1.0, 4.0))
     assert (speed.median, speed.low, speed.high) == (2.5, 1.0, 5.0)
+
+
+def test_acceptance_by_depth_counts_steps_that_kept_at_least_so_many() -> None:
+    # Ten steps of two requests: 0 drafts kept in 4 of them, 1 in 3, 2 in 1, 3 in 2.
+    requests = [
+        timeline(steps=6, correct=6, histogram=(3, 1, 1, 1)),
+        timeline(steps=4, histogram=(1, 2, 0, 1)),
+    ]
+    assert acceptance_by_depth(requests) == pytest.approx([0.6, 0.3, 0.2])
+    assert acceptance_by_depth([timeline(steps=2, histogram=(2,))]) == []
+    assert acceptance_by_depth([timeline()]) == []
+
+
+def test_a_run_that_kept_no_draft_so_deep_counts_as_zero_there() -> None:
+    runs = [[timeline(histogram=(1, 1))], [timeline(histogram=(0, 3, 1))], [timeline(histogram=(1, 3))]]
+    assert by_depth_over_runs(runs) == [Spread((0.5, 1.0, 0.75)), Spread((0.0, 0.25, 0.0))]

@@ -36,8 +36,8 @@ def test_help_shows_every_flag_with_default_and_range() -> None:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     text = " ".join(parser.format_help().split())
-    assert "--speculative-ddtree-budget N" in text
-    assert "Default: 32, range: 1..1024." in text
+    assert "--speculative-ddtree-budget auto|N" in text
+    assert "Default: auto on CUDA, 32 on a CPU, on hybrid targets and without CUDA graphs, range" in text
     assert "Default: 16, range: 1..64." in text
     assert "--speculative-ddtree-allow-hybrid-unsafe" in text
 
@@ -46,6 +46,10 @@ def test_command_line_reaches_another_process() -> None:
     record = parse("--speculative-ddtree-budget", "8", "--speculative-ddtree-topk-cap=4")
     there = pickle.loads(pickle.dumps(record))
     assert ddtree_config(there) == DDTreeConfig(budget=8, topk_cap=4)
+
+
+def test_the_budget_may_follow_the_load() -> None:
+    assert ddtree_config(parse("--speculative-ddtree-budget", "auto")).budget == "auto"
 
 
 def test_unset_flags_are_the_defaults() -> None:
@@ -129,7 +133,7 @@ def test_command_line_refuses_a_flag_with_another_algorithm() -> None:
 def test_command_line_refuses_a_value_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--speculative-ddtree-budget", "0")
-    expected = "argument --speculative-ddtree-budget: must be a whole number from 1 to 1024, got '0'"
+    expected = "argument --speculative-ddtree-budget: must be auto or a whole number from 1 to 1024, got '0'"
     assert expected in capsys.readouterr().err
 
 

@@ -203,9 +203,9 @@ def test_published_widths_are_accepted_and_no_others(drafter: str, budget: int) 
         "_ddtree_options": {"budget": budget},
     }
     published = StepPlan.resolve(block_size=16, budget=budget, topk_cap=16, vocab_size=64).host_fields()
-    assert list(refusals._width_problems(SimpleNamespace(**(given | published)))) == []
+    assert list(refusals._width_problems(SimpleNamespace(**(given | published)), None)) == []
     for field, value in published.items():
-        (problem,) = refusals._width_problems(SimpleNamespace(**(given | {field: value + 1})))
+        (problem,) = refusals._width_problems(SimpleNamespace(**(given | {field: value + 1})), None)
         flag = "--" + field.replace("_", "-")
         assert problem.startswith(f"{flag} {value + 1}: DDTREE takes {value} at --speculative-ddtree-budget")
 

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from sglang_ddtree.tree import Acceptance, DraftTree, accept_path, ancestor_mask
+from sglang_ddtree.tree import (
+    Acceptance,
+    DraftTree,
+    WidthTally,
+    accept_path,
+    ancestor_mask,
+    lay_out,
+    settle_path,
+)
 from unit.tree.tree_cases import as_tree, likely_targets, random_tree
 
 
@@ -33,7 +41,6 @@ def _assert_accepts(got: Acceptance, request: int, path: list[int], emitted: lis
     assert got.predict[request].tolist() == emitted + [0] * padding
     assert got.accept_lens[request].item() == len(path) == len(emitted)
     assert got.bonus_tokens[request].item() == emitted[-1]
-    assert got.last_node[request].item() == path[-1]
 
 
 def test_acceptance_is_the_walk_along_the_targets_choices() -> None:
@@ -87,14 +94,13 @@ def test_every_request_accepts_its_own_length() -> None:
     got = _accept(tree, targets)
     assert got.accept_lens.tolist() == [1, 2, 3, 4]
     assert got.bonus_tokens.tolist() == [5, 5, 5, 5]
-    assert got.last_node.tolist() == [0, 1, 2, 3]
 
 
 def test_types_are_those_of_the_contract() -> None:
     tree = as_tree([[-1, 0]], [[9, 1]], 2)
     got = _accept(tree, torch.tensor([[1, 2]]))
     assert (got.accept_index.dtype, got.accept_lens.dtype) == (torch.int32, torch.int32)
-    assert {got.predict.dtype, got.bonus_tokens.dtype, got.last_node.dtype} == {torch.int64}
+    assert {got.predict.dtype, got.bonus_tokens.dtype} == {torch.int64}
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
@@ -104,3 +110,65 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         accept_path(tree, mask, torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"ancestor_mask is \[2, 2\], expected \[1, 2, 2\]"):
         accept_path(tree, mask[0], torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_rows_lead_each_node_of_the_path_to_its_place_in_the_text() -> None:
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        tree = random_tree(generator, 3, 1 + seed % 40)
+        targets = likely_targets(generator, tree)
+        window = max(tree.width, tree.max_depth + 1)
+        slots = 100 + torch.randperm(3 * window, generator=generator).view(3, window)
+        prefix = torch.tensor([5, 0, 900])
+        got, rows = settle_path(tree, ancestor_mask(tree), targets, prefix, slots)
+        # A cache whose row at a node's slot holds the node's number.
+        cache = torch.full((100 + 3 * window,), -1)
+        for request in range(3):
+            cache[slots[request, : tree.width]] = torch.arange(tree.width)
+        cache[rows.targets.flatten()] = cache[rows.sources.flatten()].clone()
+        for request in range(3):
+            path, _ = _walk(tree, request, targets)
+            assert cache[slots[request, : len(path)]].tolist() == path
+            assert rows.rows[request, : len(path)].tolist() == [request * tree.width + slot for slot in path]
+            assert rows.new_seq_lens[request].item() == prefix[request].item() + len(path)
+            assert rows.positions[request].tolist() == list(
+                range(int(prefix[request]), int(prefix[request]) + tree.max_depth + 1)
+            )
+            rest = slots[request, len(path) : tree.max_depth + 1].tolist()
+            assert rows.sources[request, len(path) :].tolist() == rest
+        assert got.accept_lens.tolist() == [len(_walk(tree, request, targets)[0]) for request in range(3)]
+
+
+def test_the_tally_is_what_each_smaller_width_would_have_emitted() -> None:
+    widths = torch.tensor([2, 4, 9, 30], dtype=torch.int32)
+    tally = WidthTally(widths, torch.zeros(5, dtype=torch.int64))
+    expected = [0] * 5
+    differs = 0
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        tree = random_tree(generator, 2, 40)
+        targets = likely_targets(generator, tree)
+        slots = torch.arange(2 * 60).view(2, 60)
+        settle_path(tree, ancestor_mask(tree), targets, torch.tensor([3, 4]), slots, tally)
+        emitted = []
+        for number, width in enumerate(widths.tolist()):
+            if width > tree.width:
+                emitted.append(-1)
+                continue
+            cut, topology = lay_out(tree, torch.tensor([3, 4]), width)
+            lens = accept_path(cut, topology.ancestor_mask, targets[:, :width].contiguous()).accept_lens
+            emitted.append(int(lens.sum()))
+            expected[number] += emitted[-1]
+        expected[4] += 2
+        differs += len(set(emitted)) > 1
+    assert tally.totals.tolist() == expected
+    assert differs > 10
+
+
+def test_settling_refuses_what_does_not_fit() -> None:
+    tree = as_tree([[-1, 0]], [[9, 1]], 2)
+    mask, targets = ancestor_mask(tree), torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"prefix_lens is \[2\], expected \[1\]"):
+        settle_path(tree, mask, targets, torch.tensor([1, 2]), torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"slots is \[1, 1\], expected"):
+        settle_path(tree, mask, targets, torch.tensor([1]), torch.zeros(1, 1, dtype=torch.int64))

@@ -1,8 +1,17 @@
 import pytest
 import torch
 
-from sglang_ddtree.tree import DraftTree, ancestor_mask, links, positions, tree_topology
-from unit.tree.tree_cases import as_tree, path_to_root, random_tree
+from sglang_ddtree.tree import (
+    DraftTree,
+    ancestor_mask,
+    build_tree,
+    lay_out,
+    links,
+    positions,
+    tree_topology,
+    write_tree_mask,
+)
+from unit.tree.tree_cases import as_tree, path_to_root, random_candidates, random_tree
 
 SEEDS = range(20)
 
@@ -85,3 +94,35 @@ def test_topology_is_the_five_tensors_at_once() -> None:
 def test_a_length_per_request_is_required() -> None:
     with pytest.raises(ValueError, match=r"prefix_lens is \[2\], expected \[1\]"):
         tree_topology(SMALL, torch.tensor([1, 2]))
+
+
+def test_the_first_slots_of_a_tree_are_the_tree_of_a_smaller_budget() -> None:
+    candidates = random_candidates(torch.Generator().manual_seed(3), 3, 6, 5)
+    roots, lengths = torch.tensor([1, 2, 3]), torch.tensor([10, 20, 30])
+    wide = build_tree(candidates, roots, 40)
+    for width in (2, 8, 17, 41):
+        cut, topology = lay_out(wide, lengths, width)
+        alone = build_tree(candidates, roots, width - 1)
+        for left, right in zip(cut.tensors, alone.tensors, strict=True):
+            assert torch.equal(left, right), width
+        expected = tree_topology(alone, lengths)
+        for name in ("positions", "ancestor_mask", "retrieve_next_token", "retrieve_next_sibling"):
+            assert torch.equal(getattr(topology, name), getattr(expected, name)), (width, name)
+
+
+def test_the_flat_mask_has_the_tree_cells_of_the_whole_mask() -> None:
+    tree, lengths = _random(7), torch.tensor([4, 0, 9])
+    width = 6
+    cells = width * (13 + 3 * width)
+    whole, found = torch.zeros(cells, dtype=torch.bool), torch.ones(cells, dtype=torch.bool)
+    _, topology = lay_out(tree, lengths, width, found)
+    # The prefix is true in both: `found` starts as all true.
+    write_tree_mask(whole, topology.ancestor_mask, lengths)
+    assert torch.equal(found, whole)
+    assert not whole.all()
+
+
+@pytest.mark.parametrize("width", [0, 100])
+def test_a_width_outside_the_tree_is_refused(width: int) -> None:
+    with pytest.raises(ValueError, match=f"width must be in 1..8, got {width}"):
+        lay_out(SMALL, torch.tensor([1]), width)

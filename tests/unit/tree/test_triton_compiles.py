@@ -11,9 +11,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from sglang_ddtree.tree.accept_triton import _accept_kernel  # noqa: E402
 from sglang_ddtree.tree.build_triton import _build_kernel  # noqa: E402
-from sglang_ddtree.tree.candidates_triton import _logsumexp_kernel  # noqa: E402
+from sglang_ddtree.tree.candidates_triton import _part_kernel, _row_kernel  # noqa: E402
 from sglang_ddtree.tree.mask_triton import _mask_kernel  # noqa: E402
 from sglang_ddtree.tree.topology_triton import _topology_kernel  # noqa: E402
+from sglang_ddtree.tree.window_triton import _window_kernel  # noqa: E402
 
 INTEGERS = {
     "depths",
@@ -26,26 +27,51 @@ INTEGERS = {
     "vocab",
     "batch_stride",
     "depth_stride",
+    "parts",
+    "flat_cells",
+    "stride",
+    "slots_stride",
+    "widths",
+    "row_stride",
+    "mask_token_id",
+    "block_size",
+    "window",
 }
-FLOATS = {"logprobs_ptr", "out_ptr"}
-BYTES = {"mask_ptr", "tree_mask_ptr"}
-INT32 = {"node_count_ptr", "prefix_lens_ptr", "accept_index_ptr", "accept_lens_ptr"}
+FLOATS = {"logprobs_ptr", "out_ptr", "sums_ptr"}
+BYTES = {"mask_ptr", "tree_mask_ptr", "flat_ptr"}
+INT32 = {
+    "node_count_ptr",
+    "counts_ptr",
+    "cut_counts_ptr",
+    "prefix_lens_ptr",
+    "accept_index_ptr",
+    "accept_lens_ptr",
+    "tally_widths_ptr",
+    "req_to_token_ptr",
+}
 
+WHOLE = {"REQUESTS": 1, "CUTS": False, "FLAT_MASK": False}
+CUT = {"REQUESTS": 8, "CUTS": True, "FLAT_MASK": True}
 CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
     (_build_kernel, {"LANES": 1}, 1, {}),
     (_build_kernel, {"LANES": 64}, 1, {}),
     (_build_kernel, {"LANES": 256}, 1, {}),
     (_build_kernel, {"LANES": 1024}, 4, {}),
-    (_topology_kernel, {"ROWS": 16, "COLUMNS": 2}, 4, {}),
-    (_topology_kernel, {"ROWS": 16, "COLUMNS": 128}, 4, {}),
-    (_topology_kernel, {"ROWS": 2, "COLUMNS": 2048}, 4, {"prefix_lens_ptr": "*i64"}),
-    (_accept_kernel, {"COLUMNS": 2}, 1, {}),
-    (_accept_kernel, {"COLUMNS": 128}, 1, {}),
-    (_accept_kernel, {"COLUMNS": 2048}, 4, {}),
+    (_topology_kernel, {"ROWS": 16, "COLUMNS": 2, **WHOLE}, 4, {}),
+    (_topology_kernel, {"ROWS": 16, "COLUMNS": 128, **WHOLE}, 4, {}),
+    (_topology_kernel, {"ROWS": 2, "COLUMNS": 2048, **WHOLE}, 4, {"prefix_lens_ptr": "*i64"}),
+    (_topology_kernel, {"ROWS": 16, "COLUMNS": 64, **CUT}, 4, {"prefix_lens_ptr": "*i64"}),
+    (_accept_kernel, {"COLUMNS": 2, "SETTLES": False, "WIDTHS": 0}, 1, {}),
+    (_accept_kernel, {"COLUMNS": 128, "SETTLES": True, "WIDTHS": 0}, 1, {"prefix_lens_ptr": "*i64"}),
+    (_accept_kernel, {"COLUMNS": 64, "SETTLES": True, "WIDTHS": 4}, 1, {"prefix_lens_ptr": "*i64"}),
+    (_accept_kernel, {"COLUMNS": 2048, "SETTLES": True, "WIDTHS": 4}, 4, {"prefix_lens_ptr": "*i64"}),
+    (_window_kernel, {"COLUMNS": 64}, 1, {"prefix_lens_ptr": "*i64"}),
     (_mask_kernel, {"COLUMNS": 128, "REQUESTS": 1, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
     (_mask_kernel, {"COLUMNS": 2, "REQUESTS": 64, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
-    (_logsumexp_kernel, {"BLOCK": 8192}, 16, {"logits_ptr": "*bf16"}),
-    (_logsumexp_kernel, {"BLOCK": 1}, 16, {"logits_ptr": "*fp32"}),
+    (_part_kernel, {"COLUMNS": 4096, "LANES": 16}, 4, {"logits_ptr": "*bf16"}),
+    (_part_kernel, {"COLUMNS": 1, "LANES": 1}, 4, {"logits_ptr": "*fp32"}),
+    (_row_kernel, {"KEYS": 1024, "PARTS": 64, "LANES": 16}, 4, {}),
+    (_row_kernel, {"KEYS": 1, "PARTS": 1, "LANES": 1}, 1, {}),
 ]
 
 

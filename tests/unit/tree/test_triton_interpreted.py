@@ -16,8 +16,10 @@ CASES = {
     "build_ties": 50,
     "topology": 30,
     "accept": 30,
+    "settle": 30,
+    "window": 30,
     "mask": 8,
-    "logsumexp": 25,
+    "candidates": 25,
 }
 
 

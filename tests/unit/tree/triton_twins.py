@@ -9,27 +9,29 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from sglang_ddtree.tree import DraftCandidates, DraftTree, ancestor_mask, build_tree, verify_width
-from sglang_ddtree.tree.accept import accept_path_torch
-from sglang_ddtree.tree.accept_triton import accept_path_triton
-from sglang_ddtree.tree.candidates_triton import row_logsumexp_triton
+from sglang_ddtree.tree.accept import WidthTally, accept_path_torch, settle_path_torch
+from sglang_ddtree.tree.accept_triton import accept_path_triton, settle_path_triton
+from sglang_ddtree.tree.candidates import draft_candidates_torch
+from sglang_ddtree.tree.candidates_triton import draft_candidates_triton
 from sglang_ddtree.tree.mask import write_tree_mask_torch
 from sglang_ddtree.tree.mask_triton import write_tree_mask_triton
-from sglang_ddtree.tree.topology import tree_topology_torch
-from sglang_ddtree.tree.topology_triton import tree_topology_triton
+from sglang_ddtree.tree.topology import lay_out_torch
+from sglang_ddtree.tree.topology_triton import lay_out_triton
+from sglang_ddtree.tree.window import open_window_torch
+from sglang_ddtree.tree.window_triton import open_window_triton
 from unit.tree.tree_cases import likely_targets, random_candidates, random_tree
 
 POISON = 171
 
 
 def tree_to(tree: DraftTree, device: str) -> DraftTree:
-    tensors = (tree.tokens, tree.parents, tree.depths, tree.node_count)
-    return DraftTree(*(tensor.to(device) for tensor in tensors), tree.max_depth)
+    return DraftTree(*(tensor.to(device) for tensor in tree.tensors), tree.max_depth)
 
 
 def candidates_to(candidates: DraftCandidates, device: str) -> DraftCandidates:
@@ -51,10 +53,13 @@ def _build_case(device: str, candidates: DraftCandidates, budget: int, spare: in
     roots = torch.arange(batch) + 7
     width = verify_width(budget, depths, topk) + spare
     expected = build_tree(candidates, roots, budget, width=width, builder="torch")
-    got = build_tree(
-        candidates_to(candidates, device), roots.to(device), budget, width=width, builder="triton"
-    )
+    there = (candidates_to(candidates, device), roots.to(device), budget)
+    got = build_tree(*there, width=width, builder="triton")
     assert_equal_fields(got, expected, case)
+    out = DraftTree.empty(batch + 1, width, depths, torch.device(device))
+    build_tree(*there, width=width, builder="triton", out=out.first(batch))
+    assert_equal_fields(replace(out.first(batch), max_depth=expected.max_depth), expected, f"{case}, out")
+    assert int(out.node_count[batch]) == 1, f"{case}, overrun"
 
 
 def build(device: str, cases: int, max_budget: int) -> int:
@@ -103,12 +108,26 @@ def build_ties(device: str, cases: int, max_budget: int) -> int:
 
 
 def topology(device: str, cases: int, max_budget: int) -> int:
+    """Whole trees and trees cut to a width, with and without a flat mask; a short buffer is never overrun."""
     draw, generator = random.Random(4), torch.Generator().manual_seed(4)
     for number in range(cases):
         tree = random_tree(generator, draw.randint(1, 3), draw.randint(1, max_budget + 1), vocab=400)
-        lengths = torch.randint(100_000, (tree.batch_size,), generator=generator, dtype=torch.int32)
-        got = tree_topology_triton(tree_to(tree, device), lengths.to(device))
-        assert_equal_fields(got, tree_topology_torch(tree, lengths), f"case {number}")
+        batch, there = tree.batch_size, tree_to(tree, device)
+        lengths = torch.randint(1000, (batch,), generator=generator, dtype=torch.int32)
+        width = draw.choice((tree.width, draw.randint(1, tree.width)))
+        live = width * (int(lengths.sum()) + batch * width)
+        for cells in (None, live + 64, live // 2):
+            flat = None if cells is None else torch.full((cells + 64,), POISON, dtype=torch.uint8)
+            found = None if flat is None else flat.to(device)
+            whole = torch.full((live,), POISON, dtype=torch.uint8)
+            expected = lay_out_torch(tree, lengths, width, whole)
+            got = lay_out_triton(there, lengths.to(device), width, None if found is None else found[:cells])
+            for left, right in zip(got, expected, strict=True):
+                assert_equal_fields(left, right, f"case {number}, width {width} of {tree.width}")
+            if flat is not None and found is not None:
+                kept = min(live, int(cells or 0))
+                flat[:kept] = whole[:kept]
+                assert torch.equal(found.cpu(), flat), f"case {number}, flat mask of {cells} cells"
     return cases
 
 
@@ -119,6 +138,58 @@ def accept(device: str, cases: int, max_budget: int) -> int:
         targets = likely_targets(generator, tree, vocab=400)
         got = accept_path_triton(tree_to(tree, device), targets.to(device))
         assert_equal_fields(got, accept_path_torch(tree, ancestor_mask(tree), targets), f"case {number}")
+    return cases
+
+
+def settle(device: str, cases: int, max_budget: int) -> int:
+    """The path with its rows, and the tally of smaller widths, over several steps."""
+    draw, generator = random.Random(8), torch.Generator().manual_seed(8)
+    widths = torch.tensor([2, 5, 17], dtype=torch.int32)
+    expected_totals = torch.zeros(4, dtype=torch.int64)
+    tally = WidthTally(widths.to(device), torch.zeros(4, dtype=torch.int64, device=device))
+    for number in range(cases):
+        tree = random_tree(generator, draw.randint(1, 4), draw.randint(1, max_budget + 1), vocab=400)
+        targets = likely_targets(generator, tree, vocab=400)
+        window = max(tree.width, tree.max_depth + 1) + draw.randint(0, 3)
+        slots = torch.randperm(4096, generator=generator)[: tree.batch_size * window].view(-1, window)
+        prefix = torch.randint(10_000, (tree.batch_size,), generator=generator)
+        counted = draw.random() < 0.7
+        got = settle_path_triton(
+            tree_to(tree, device),
+            targets.to(device),
+            prefix.to(device),
+            slots.to(device),
+            tally if counted else None,
+        )
+        expected = settle_path_torch(
+            tree,
+            ancestor_mask(tree),
+            targets,
+            prefix,
+            slots,
+            WidthTally(widths, expected_totals) if counted else None,
+        )
+        for left, right in zip(got, expected, strict=True):
+            assert_equal_fields(left, right, f"case {number}")
+        assert torch.equal(tally.totals.cpu(), expected_totals), f"case {number}"
+    return cases
+
+
+def window(device: str, cases: int, max_budget: int) -> int:
+    """Verify widths below, at and above the draft's block size."""
+    draw, generator = random.Random(9), torch.Generator().manual_seed(9)
+    for _ in range(cases):
+        batch, block_size, width = draw.randint(1, 5), draw.randint(2, 20), draw.randint(1, max_budget + 1)
+        context = 300
+        table = torch.randint(1 << 20, (9, context), generator=generator, dtype=torch.int32)
+        prefix = torch.randint(context - max(block_size, width), (batch,), generator=generator)
+        rows = torch.randperm(9, generator=generator)[:batch].to(draw.choice((torch.int32, torch.int64)))
+        bonus = torch.randint(500, (batch,), generator=generator)
+        tensors = (prefix, rows, table, bonus)
+        expected = open_window_torch(*tensors, 77, block_size, width)
+        moved = (tensor.to(device) for tensor in tensors)
+        got = open_window_triton(*moved, 77, block_size, width)
+        assert_equal_fields(got, expected, f"B={batch} block={block_size} W={width}")
     return cases
 
 
@@ -144,25 +215,40 @@ def mask(device: str, cases: int, max_budget: int) -> int:
     return cases
 
 
-def logsumexp(device: str, cases: int, max_budget: int) -> int:
+def candidates(device: str, cases: int, max_budget: int) -> int:
+    """Top-k and normalisation over small and large vocabularies, rows with ties, -inf and NaN."""
     del max_budget
     draw, generator = random.Random(7), torch.Generator().manual_seed(7)
     for number in range(cases):
-        shape = (draw.randint(1, 3), draw.randint(1, 5), draw.choice((1, 37, 1000, 8192, 20_000)))
+        vocab = draw.choice((1, 37, 1000, 4096, 4097, 20_000))
+        batch, depths, topk = draw.randint(1, 3), draw.randint(1, 5), min(vocab, draw.choice((1, 5, 16, 64)))
         dtype = draw.choice((torch.float32, torch.bfloat16, torch.float16))
-        logits = (torch.randn(shape, generator=generator) * draw.choice((1, 10, 100))).to(dtype)
-        logits[..., ::7] = float("-inf")
-        logits[..., -1] = 0.5
-        padded = torch.cat((logits, logits), dim=1).to(device)[:, : shape[1]]
-        got = row_logsumexp_triton(padded).cpu()
-        expected = torch.logsumexp(logits.double(), dim=-1)
-        assert torch.allclose(got.double(), expected, rtol=1e-6, atol=1e-5), f"case {number}"
+        logits = (torch.randn(batch, depths, vocab, generator=generator) * draw.choice((1, 10))).to(dtype)
+        if vocab > 500:
+            logits[..., ::7] = float("-inf")
+        padded = torch.cat((logits, logits), dim=1).to(device)[:, :depths]
+        got = candidates_to(draft_candidates_triton(padded, topk), "cpu")
+        # By value, then by token, as the kernel orders equal logits.
+        order = torch.sort(logits.double(), dim=-1, descending=True, stable=True)
+        expected = order.values - torch.logsumexp(logits.double(), dim=-1, keepdim=True)
+        case = f"case {number}: V={vocab} K={topk} {dtype}"
+        assert torch.equal(got.token_ids, order.indices[..., :topk]), case
+        close = torch.allclose(got.logprobs.double(), expected[..., :topk].clamp(max=0), rtol=1e-6, atol=2e-5)
+        assert close, case
+        twin = draft_candidates_torch(logits, topk)
+        assert torch.allclose(got.logprobs, twin.logprobs, rtol=1e-6, atol=2e-5), case
+    hopeless = torch.zeros(1, 3, 5000)
+    hopeless[0, 0], hopeless[0, 1, 3] = float("-inf"), float("nan")
+    got = candidates_to(draft_candidates_triton(hopeless.to(device), 4), "cpu")
+    assert (got.logprobs[0, :2] == float("-inf")).all()
+    assert torch.allclose(got.logprobs[0, 2], -torch.tensor(5000.0).log())
+    assert got.token_ids[0, 2].tolist() == [0, 1, 2, 3]
     return cases
 
 
 COMPARISONS: dict[str, Callable[[str, int, int], int]] = {
     function.__name__: function
-    for function in (build, build_limits, build_ties, topology, accept, mask, logsumexp)
+    for function in (build, build_limits, build_ties, topology, accept, settle, window, mask, candidates)
 }
 
 # (cases, greatest budget) that the interpreter gets through in seconds.
@@ -172,8 +258,10 @@ INTERPRETED = {
     "build_ties": (50, 30),
     "topology": (30, 70),
     "accept": (30, 70),
+    "settle": (30, 70),
+    "window": (30, 70),
     "mask": (8, 12),
-    "logsumexp": (25, 0),
+    "candidates": (25, 0),
 }
 
 if __name__ == "__main__":

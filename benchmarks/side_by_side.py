@@ -1,0 +1,73 @@
+"""Engines that start at the same time and measure one after the other, so that none is timed while another works.
+
+An arm is a process of the calling script, started with `--run NAME`: it builds its engine, calls `ready()`, and
+prints its result with `report()`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def ready() -> None:
+    """In an arm: the engine stands; wait for the turn."""
+    print("READY", flush=True)
+    sys.stdin.readline()
+
+
+def report(result: dict[str, Any]) -> None:
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def run_arms(
+    script: str,
+    names: Sequence[str],
+    out: Path,
+    *,
+    shown: Callable[[dict[str, Any]], dict[str, Any]],
+    stagger: float = 2.0,
+) -> dict[str, Any]:
+    """Run every arm; `out` is rewritten after each one, `shown` is what to print of a result.
+
+    An arm that fails has `{"error": ...}` for a result; its log lies beside `out`.
+    """
+    processes = {}
+    for name in names:
+        log = out.with_name(f"log-{'-'.join(name.replace(',', '').split())}.txt").open("w")
+        command = [sys.executable, script, *sys.argv[1:], "--run", name]
+        processes[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        time.sleep(stagger)
+    for name, process in processes.items():
+        print(name, "ready" if _wait_for(process, "READY") is not None else "failed to start", flush=True)
+    results: dict[str, Any] = {}
+    for name, process in processes.items():
+        if process.poll() is not None:
+            results[name] = {"error": "did not start; see its log"}
+            continue
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        line = _wait_for(process, "RESULT ")
+        results[name] = json.loads(line) if line else {"error": "stopped; see its log"}
+        print(name, json.dumps(shown(results[name])), flush=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
+        process.wait()
+    return results
+
+
+def _wait_for(process: subprocess.Popen[str], start: str) -> str | None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ddtree_probe"):
+            print(line.strip(), flush=True)
+        if line.startswith(start):
+            return line[len(start) :].strip()
+    return None

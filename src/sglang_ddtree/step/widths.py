@@ -1,0 +1,252 @@
+"""Verify forwards of several widths on one server, and which of them a step runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from sglang.srt.runtime_context import get_exec, get_spec
+
+from ..tree.accept import WidthTally
+from ..width import CostTable, WidthPolicy
+from .plan import StepPlan
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+WIDE_TOKENS = 512
+"""A width above the draft's block is captured for batches of up to this many verified tokens: beyond, its cost on
+a Hopper GPU grows with the tokens, its gain does not."""
+TALLY_STEPS = 8
+"""Steps between two readings of the tally."""
+REPLAYS = 3
+
+
+_plans: WeakKeyDictionary[Any, StepPlan] = WeakKeyDictionary()
+
+
+def capture_own_width(original: Callable[..., Any], runner: ModelRunner) -> Any:
+    """Around SGLang's capture of a target: its own width is the widest, which few batch sizes can use."""
+    plan = _plans.get(runner)
+    if plan is None or len(plan.widths) == 1 or get_exec().graph.cuda_graph_config is None:
+        return original(runner)
+    with captured_sizes(plan, plan.verify_width):
+        return original(runner)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What the target runs at one width: its attention backend and its captured graphs, if there are any."""
+
+    backend: Any
+    graphs: Any | None
+
+
+class VerifyWidths:
+    """The widths of a server, each with a verify forward of its own, and the policy that chooses among them.
+
+    With one width there is nothing to choose: nothing is counted, timed or swapped.
+    """
+
+    def __init__(self, plan: StepPlan, runner: ModelRunner, draft_runner: ModelRunner) -> None:
+        _plans[runner] = plan
+        self.plan = plan
+        self.runner = runner
+        self.draft_runner = draft_runner
+        self.forwards: dict[int, _Forward] = {}
+        self.policy: WidthPolicy | None = None
+        self.meter: _Meter | None = None
+
+    def capture(self) -> None:
+        """Capture the narrower widths; the widest is the runner's own, captured by SGLang."""
+        own = _Forward(self.runner.attn_backend, self.runner.decode_cuda_graph_runner)
+        widest = self.plan.verify_width
+        self.forwards = dict.fromkeys(self.plan.widths, own)
+        if len(self.plan.widths) == 1:
+            return
+        # Without graphs nothing is known of the times before they are measured.
+        sizes = {2**power for power in range(int(self.runner.max_running_requests).bit_length() + 1)}
+        prior = {(size, width): 1.0 for size in sizes for width in self.plan.widths}
+        if own.graphs is not None:
+            self.forwards = {width: self._capture_one(width) for width in self.plan.widths if width < widest}
+            self.forwards[widest] = own
+            prior = self._measure()
+        self.policy = WidthPolicy(self.plan.widths, CostTable(self.plan.widths, prior))
+        self.meter = _Meter(self.plan.widths, self.policy, torch.device(self.runner.device))
+
+    def backends(self) -> list[Any]:
+        """The attention backends of the target, one per width; SGLang's own before `capture`."""
+        found = {id(forward.backend): forward.backend for forward in self.forwards.values()}
+        return list(found.values()) or [self.runner.attn_backend]
+
+    def choose(self, batch_size: int) -> int:
+        """The width of the next step."""
+        if self.policy is None:
+            return self.plan.verify_width
+        assert self.meter is not None
+        width = self.policy.choose(batch_size)
+        self.meter.begin(batch_size, width)
+        return width
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """The policy's counters, with text keys; None where the width is fixed."""
+        if self.policy is None:
+            return None
+        return {
+            name: {str(key): value for key, value in values.items()} if isinstance(values, dict) else values
+            for name, values in self.policy.snapshot().items()
+        }
+
+    def tally(self, width: int) -> WidthTally | None:
+        """Where the step adds up what each width would have emitted."""
+        return None if self.meter is None else self.meter.tallies[width]
+
+    def end(self) -> None:
+        """The step is launched."""
+        if self.meter is not None:
+            self.meter.end()
+
+    def forget(self) -> None:
+        """What was added up so far was no traffic."""
+        if self.meter is not None:
+            self.meter.totals.zero_()
+
+    def interrupt(self) -> None:
+        """Something other than a decode step ran: the time to the next step says nothing."""
+        if self.meter is not None:
+            self.meter.interrupt()
+
+    @contextmanager
+    def running(self, width: int) -> Iterator[Any]:
+        """The target as it verifies `width` tokens per request; gives its attention backend."""
+        forward = self.forwards[width]
+        if width == self.plan.verify_width:
+            yield forward.backend
+            return
+        runner = self.runner
+        own = runner.attn_backend, runner.decode_cuda_graph_runner
+        runner.attn_backend, runner.decode_cuda_graph_runner = forward.backend, forward.graphs
+        try:
+            with get_spec().override(speculative_num_draft_tokens=width):
+                yield forward.backend
+        finally:
+            runner.attn_backend, runner.decode_cuda_graph_runner = own
+
+    def _capture_one(self, width: int) -> _Forward:
+        runner = self.runner
+        kept = runner.init_new_workspace
+        with get_spec().override(speculative_num_draft_tokens=width), captured_sizes(self.plan, width):
+            try:
+                backend = runner._get_attention_backend(init_new_workspace=True)
+            finally:
+                runner.init_new_workspace = kept
+            graphs = type(runner.decode_cuda_graph_runner)(
+                runner, attn_backend=backend, speculative_num_draft_tokens=width
+            )
+        return _Forward(backend, graphs)
+
+    def _measure(self) -> dict[tuple[int, int], float]:
+        """Milliseconds of draft and verify graphs by (batch size, width)."""
+        drafts = self.draft_runner.decode_cuda_graph_runner
+        draft_ms = {} if drafts is None else {size: replay_ms(drafts, size) for size in drafts.capture_bs}
+        found = {}
+        for width, forward in self.forwards.items():
+            assert forward.graphs is not None
+            for size in forward.graphs.capture_bs:
+                found[size, width] = draft_ms.get(size, 0.0) + replay_ms(forward.graphs, size)
+        return found
+
+
+def sizes_of(plan: StepPlan, width: int, sizes: list[int]) -> list[int]:
+    """The batch sizes to capture at a width: all up to the draft's block, above it those that can win."""
+    if width <= plan.block_size or len(plan.widths) == 1:
+        return sizes
+    return [size for size in sizes if size * width <= WIDE_TOKENS] or sizes[:1]
+
+
+@contextmanager
+def captured_sizes(plan: StepPlan, width: int) -> Iterator[None]:
+    """Captures of the target within see the batch sizes of this width."""
+    config = get_exec().graph.cuda_graph_config
+    sizes = sizes_of(plan, width, sorted(config.decode.bs))
+    decode = dataclasses.replace(config.decode, bs=sizes)
+    with get_exec().graph.override(cuda_graph_config=dataclasses.replace(config, decode=decode)):
+        yield
+
+
+def replay_ms(graphs: Any, size: int) -> float:
+    """Milliseconds of one captured graph on what its buffers hold: the least of some replays."""
+    key = graphs._make_graph_key(size)
+    times = []
+    with graphs.backend.replay_session():
+        for _ in range(1 + REPLAYS):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graphs.backend.replay(key, None)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    return min(times[1:])
+
+
+class _Meter:
+    """Tells the policy what steps emitted and how long they took, without waiting for the device.
+
+    The tally is copied to the host every `TALLY_STEPS` steps and read that many steps later, when the copy has
+    long arrived.
+    """
+
+    def __init__(self, widths: tuple[int, ...], policy: WidthPolicy, device: torch.device) -> None:
+        self.policy = policy
+        self.widths = widths
+        count = len(widths)
+        self.totals = torch.zeros(count, count + 1, dtype=torch.int64, device=device)
+        limits = torch.tensor(widths, dtype=torch.int32, device=device)
+        self.tallies = {width: WidthTally(limits, self.totals[row]) for row, width in enumerate(widths)}
+        self.on_cuda = device.type == "cuda"
+        self.copy = torch.zeros(count, count + 1, dtype=torch.int64, pin_memory=self.on_cuda)
+        self.arrived = torch.cuda.Event() if self.on_cuda else None
+        self.read = [[0] * (count + 1) for _ in widths]
+        self.steps = 0
+        self.previous: tuple[float, int, int] | None = None
+
+    def begin(self, batch_size: int, width: int) -> None:
+        now = time.perf_counter()
+        if self.previous is not None:
+            # From one step's launch to the next one's: under overlap the host runs one step ahead of the device.
+            start, size, step_width = self.previous
+            if size == batch_size and step_width in self.policy.costs.candidates(size):
+                self.policy.costs.observe(size, step_width, 1000 * (now - start))
+        self.previous = (now, batch_size, width)
+
+    def interrupt(self) -> None:
+        self.previous = None
+
+    def end(self) -> None:
+        self.steps += 1
+        if self.steps % TALLY_STEPS:
+            return
+        if self.steps > TALLY_STEPS:
+            self._report()
+        self.copy.copy_(self.totals, non_blocking=True)
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def _report(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        for width, row, before in zip(self.widths, self.copy.tolist(), self.read, strict=True):
+            requests = row[-1] - before[-1]
+            if requests:
+                new = [now - then for now, then in zip(row[:-1], before[:-1], strict=True)]
+                self.policy.gains.observe(width, new, requests)
+            before[:] = row

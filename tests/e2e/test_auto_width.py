@@ -1,0 +1,96 @@
+"""Budget "auto": a step's width changes nothing but the number of tokens that it verifies."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from e2e import probing
+from e2e.conftest import Launch
+from e2e.hf import GreedyOracle
+from e2e.prompts import mixed_prompts
+
+PROMPTS = mixed_prompts(24, seed=5)
+NEW_TOKENS = 48
+AUTO = {
+    "speculative_algorithm": "DDTREE",
+    "speculative_ddtree_budget": "auto",
+    "max_running_requests": 24,
+    "max_total_tokens": 16384,
+}
+
+
+@pytest.fixture(scope="module")
+def hugging_face(oracle: GreedyOracle) -> list[list[int]]:
+    return [oracle.generate(prompt, NEW_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_text_is_plain_whatever_widths_the_steps_take(
+    launch: Launch,
+    tiny_target: Path,
+    tiny_drafter: Path,
+    hugging_face: list[list[int]],
+    tmp_path: Path,
+    page_size: int,
+) -> None:
+    trace, widths = tmp_path / "trace", [8, 64, 16, 64, 32, 8]
+    with launch(
+        tiny_target,
+        environment=probing.environment(trace=trace, widths=widths),
+        speculative_draft_model_path=tiny_drafter,
+        page_size=page_size,
+        **AUTO,
+    ) as server:
+        assert server.greedy(PROMPTS, NEW_TOKENS) == hugging_face
+        (state,) = server.server_info()["internal_states"]
+        assert server.settled_tokens() == 0
+    steps = probing.read_trace(trace)
+    taken: dict[int, list[int]] = {width: [] for width in set(widths)}
+    for request in steps.values():
+        for before, after in pairwise(request):
+            assert after["prefix"] == before["prefix"] + before["accept_len"]
+        for step in request:
+            taken[step["width"]].append(step["accept_len"])
+            # A tree has no slot outside its width, and fills it: the drafter has candidates enough.
+            assert len(step["tokens"]) == step["width"]
+            assert max(step["path"]) < step["width"]
+    assert all(len(lens) > 20 for lens in taken.values()), taken
+    # The wide steps are of use: nodes beyond the narrow width are accepted.
+    paths = [step["path"] for request in steps.values() for step in request if step["width"] == 64]
+    assert sum(max(path) >= 8 for path in paths) > 5
+    # What the server expects of each width is what its steps emitted.
+    expected = state["ddtree_widths"]["expected_tokens"]
+    assert [expected[str(width)] for width in (8, 16, 32, 64)] == sorted(expected.values())
+    narrow = [sum(slot < 8 for slot in step["path"]) for request in steps.values() for step in request]
+    assert expected["8"] == pytest.approx(sum(narrow) / len(narrow), rel=0.15)
+
+
+def test_the_policy_chooses_and_shows_what_it_chose(
+    launch: Launch,
+    tiny_target: Path,
+    tiny_drafter: Path,
+    hugging_face: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    trace = tmp_path / "trace"
+    with launch(
+        tiny_target,
+        environment=probing.environment(trace=trace),
+        speculative_draft_model_path=tiny_drafter,
+        **AUTO,
+    ) as server:
+        assert server.greedy(PROMPTS, NEW_TOKENS) == hugging_face
+        assert server.greedy(PROMPTS[:1], NEW_TOKENS) == hugging_face[:1]
+        info = server.server_info()
+        assert "DDTREE ready. block_size=16, budget=auto up to 63" in server.log()
+    assert info["speculative_ddtree_budget"] == "auto"
+    (state,) = info["internal_states"]
+    shown = state["ddtree_widths"]
+    steps = [step for request in probing.read_trace(trace).values() for step in request]
+    assert {step["width"] for step in steps} <= {8, 16, 32, 64}
+    ran = {int(width) for width, count in shown["steps"].items() if count}
+    assert ran == {step["width"] for step in steps}
+    assert sum(shown["steps"].values()) > 20

@@ -1,0 +1,121 @@
+"""Which batch sizes a verify width is captured for, and what of the runner it replaces while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_ddtree.width import CostTable, WidthPolicy
+
+pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
+
+SIZES = [1, 2, 4, 8, 12, 16, 24, 32, 48]
+
+
+def plan(budget: Any, block_size: int = 16) -> Any:
+    from sglang_ddtree.step.plan import StepPlan
+
+    return StepPlan.resolve(block_size=block_size, budget=budget, topk_cap=16, vocab_size=1000)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"), [(8, SIZES), (16, SIZES), (32, [1, 2, 4, 8, 12, 16]), (64, [1, 2, 4, 8])]
+)
+def test_wide_verifies_are_captured_for_small_batches(width: int, expected: list[int]) -> None:
+    from sglang_ddtree.step.widths import sizes_of
+
+    assert sizes_of(plan("auto"), width, SIZES) == expected
+
+
+def test_a_fixed_budget_is_captured_for_every_batch() -> None:
+    from sglang_ddtree.step.widths import sizes_of
+
+    assert sizes_of(plan(63), 64, SIZES) == SIZES
+
+
+def test_a_width_has_a_graph_even_where_every_batch_is_large() -> None:
+    from sglang_ddtree.step.widths import sizes_of
+
+    assert sizes_of(plan("auto"), 64, [32, 48]) == [32]
+
+
+@pytest.fixture
+def widths() -> Any:
+    from sglang_ddtree.step.widths import VerifyWidths, _Forward
+
+    runner = SimpleNamespace(attn_backend="own backend", decode_cuda_graph_runner="own graphs")
+    # The registry of plans holds its keys weakly, which a SimpleNamespace does not allow.
+    made = object.__new__(VerifyWidths)
+    made.plan, made.runner, made.policy, made.meter = plan("auto"), runner, None, None
+    made.forwards = {width: _Forward(f"backend {width}", f"graphs {width}") for width in (8, 16, 32)}
+    made.forwards[64] = _Forward("own backend", "own graphs")
+    return made
+
+
+@pytest.fixture
+def spec(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands in for SGLang's published configuration, which only a server has."""
+
+    @contextmanager
+    def override(**fields: int) -> Iterator[None]:
+        kept = made.speculative_num_draft_tokens
+        made.speculative_num_draft_tokens = fields["speculative_num_draft_tokens"]
+        try:
+            yield
+        finally:
+            made.speculative_num_draft_tokens = kept
+
+    made = SimpleNamespace(speculative_num_draft_tokens=64, override=override)
+    monkeypatch.setattr("sglang_ddtree.step.widths.get_spec", lambda: made)
+    return made
+
+
+def test_a_narrow_width_runs_with_its_own_backend_graphs_and_width(
+    widths: Any, spec: SimpleNamespace
+) -> None:
+    runner = widths.runner
+    for width in (8, 64, 32):
+        with widths.running(width) as backend:
+            assert backend == runner.attn_backend
+            assert spec.speculative_num_draft_tokens == width
+            own = width == 64
+            expected = ("own backend", "own graphs") if own else (f"backend {width}", f"graphs {width}")
+            assert (runner.attn_backend, runner.decode_cuda_graph_runner) == expected
+        assert (runner.attn_backend, runner.decode_cuda_graph_runner) == ("own backend", "own graphs")
+        assert spec.speculative_num_draft_tokens == 64
+
+
+@pytest.mark.usefixtures("spec")
+def test_a_step_that_fails_leaves_the_runner_as_it_was(widths: Any) -> None:
+    with pytest.raises(RuntimeError, match="the step failed"), widths.running(16):
+        raise RuntimeError("the step failed")
+    assert widths.runner.attn_backend == "own backend"
+    assert widths.runner.decode_cuda_graph_runner == "own graphs"
+
+
+def test_what_steps_add_up_reaches_the_policy_later() -> None:
+    from sglang_ddtree.step.widths import TALLY_STEPS, _Meter
+
+    costs = CostTable((8, 16), {(4, 8): 1.0, (4, 16): 1.0})
+    policy = WidthPolicy((8, 16), costs)
+    prior = [policy.gains.expected(width) for width in (8, 16)]
+    meter = _Meter((8, 16), policy, torch.device("cpu"))
+    for step in range(3 * TALLY_STEPS):
+        # Four requests a step; width 8 would emit 8 tokens, width 16 emits 12.
+        meter.tallies[16].totals.add_(torch.tensor([8, 12, 4]))
+        meter.end()
+        told = [policy.gains.expected(width) for width in (8, 16)]
+        # The first copy is read when the second one is due.
+        assert (told == prior) == (step < 2 * TALLY_STEPS - 1), step
+    assert policy.gains.is_observed(16)
+    assert policy.gains.expected(16) > policy.gains.expected(8)
+    for _ in range(100 * TALLY_STEPS):
+        meter.tallies[16].totals.add_(torch.tensor([8, 12, 4]))
+        meter.end()
+    assert policy.gains.expected(8) == pytest.approx(2.0, rel=0.02)
+    assert policy.gains.expected(16) == pytest.approx(3.0, rel=0.02)

@@ -1,0 +1,169 @@
+import math
+
+import pytest
+
+from sglang_ddtree.width import CostTable
+from sglang_ddtree.width.cost import ENOUGH_SAMPLES, SAMPLES, STALE_AFTER
+
+PRIORS = {(1, 8): 1.0, (4, 8): 2.0, (16, 8): 3.0, (1, 16): 1.5, (8, 16): 2.5, (4, 32): 4.0}
+
+
+def _table() -> CostTable:
+    return CostTable((8, 16, 32), PRIORS)
+
+
+def _observe(costs: CostTable, batch_size: int, width: int, ms: float, times: int = ENOUGH_SAMPLES) -> None:
+    for _ in range(times):
+        costs.observe(batch_size, width, ms)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "expected"),
+    [
+        (1, {8: 1.0, 16: 1.5, 32: 4.0}),
+        (2, {8: 2.0, 16: 2.5, 32: 4.0}),
+        (4, {8: 2.0, 16: 2.5, 32: 4.0}),
+        (5, {8: 3.0, 16: 2.5}),
+        (9, {8: 3.0}),
+        (17, {}),
+    ],
+)
+def test_a_batch_runs_at_the_smallest_captured_size_that_holds_it(
+    batch_size: int, expected: dict[int, float]
+) -> None:
+    costs = _table()
+    found = {width: costs.prior(batch_size, width) for width in costs.widths}
+    assert {width: ms for width, ms in found.items() if ms is not None} == expected
+    assert costs.candidates(batch_size) == (tuple(expected) or (8,))
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [(1, 1), (2, 4), (5, 8), (9, 16), (17, None)])
+def test_batches_that_run_the_same_graphs_have_the_same_captured_batch(
+    batch_size: int, size: int | None
+) -> None:
+    assert _table().captured_batch(batch_size) == size
+
+
+def test_without_any_graph_only_the_narrowest_width_runs() -> None:
+    costs = CostTable((8, 16), {})
+    assert costs.candidates(1) == (8,)
+    assert costs.prior(1, 8) is None
+    costs.observe(1, 8, 3.0)
+    with pytest.raises(ValueError, match="width 8 has no captured graph for batch size 1"):
+        costs.estimate(1, 8)
+
+
+def test_the_prior_stands_until_there_are_enough_times() -> None:
+    costs = _table()
+    _observe(costs, 3, 8, 9.0, ENOUGH_SAMPLES - 1)
+    assert (costs.is_measured(4, 8), costs.estimate(4, 8)) == (False, 2.0)
+    costs.observe(4, 8, 9.0)
+    assert (costs.is_measured(2, 8), costs.estimate(2, 8)) == (True, 9.0)
+    assert costs.prior(4, 8) == 2.0
+    assert costs.estimate(1, 8) == 1.0, "another captured size"
+
+
+def test_a_few_slow_steps_do_not_move_the_estimate() -> None:
+    costs = _table()
+    for step in range(SAMPLES):
+        costs.observe(1, 8, 500.0 if step % 3 == 0 else 5.0)
+    assert costs.estimate(1, 8) == 5.0
+
+
+def test_the_estimate_follows_the_last_times() -> None:
+    costs = _table()
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    _observe(costs, 1, 8, 7.0, SAMPLES // 2 + 1)
+    assert costs.estimate(1, 8) == 7.0
+
+
+def test_an_unmeasured_width_costs_no_less_than_a_measured_narrower_one() -> None:
+    costs = CostTable((8, 16, 32), {(1, 8): 1.0, (1, 16): 1.5, (1, 32): 6.0})
+    _observe(costs, 1, 8, 4.0)
+    assert [costs.estimate(1, width) for width in costs.widths] == [4.0, 4.0, 6.0]
+    _observe(costs, 1, 16, 5.0)
+    assert [costs.estimate(1, width) for width in costs.widths] == [4.0, 5.0, 6.0]
+
+
+def test_the_widest_narrower_measurement_is_the_bound_and_wider_ones_are_none() -> None:
+    costs = CostTable((8, 16, 32, 64), {(1, width): 1.0 for width in (8, 16, 32, 64)})
+    _observe(costs, 1, 8, 5.0)
+    _observe(costs, 1, 16, 4.8)
+    assert [costs.estimate(1, width) for width in costs.widths] == [5.0, 4.8, 4.8, 4.8]
+    costs = CostTable((8, 16), {(1, 8): 1.0, (1, 16): 1.0})
+    _observe(costs, 1, 16, 5.0)
+    assert costs.estimate(1, 8) == 1.0
+
+
+def test_hope_scales_a_prior_that_the_measured_neighbour_undercuts() -> None:
+    costs = CostTable((8, 16, 32), {(1, 8): 4.0, (1, 16): 6.0, (1, 32): 10.0})
+    assert [costs.optimistic(1, width) for width in costs.widths] == [4.0, 6.0, 10.0]
+    _observe(costs, 1, 16, 3.0)
+    assert [costs.optimistic(1, width) for width in costs.widths] == [2.0, 3.0, 5.0]
+    assert [costs.estimate(1, width) for width in costs.widths] == [4.0, 3.0, 10.0]
+    _observe(costs, 1, 16, 9.0, SAMPLES)
+    assert [costs.optimistic(1, width) for width in costs.widths] == [4.0, 9.0, 10.0]
+
+
+def test_a_measurement_that_nothing_renews_goes_stale() -> None:
+    costs = CostTable((8, 16), {(1, 8): 1.0, (1, 16): 2.0, (4, 16): 2.0})
+    _observe(costs, 1, 16, 50.0)
+    _observe(costs, 1, 8, 1.0, STALE_AFTER)
+    assert costs.is_measured(1, 16)
+    costs.observe(1, 8, 1.0)
+    assert (costs.is_measured(1, 16), costs.estimate(1, 16)) == (False, 2.0)
+    _observe(costs, 1, 16, 3.0, ENOUGH_SAMPLES - 1)
+    assert not costs.is_measured(1, 16), "old times must not count again"
+    costs.observe(1, 16, 3.0)
+    assert costs.estimate(1, 16) == 3.0
+
+
+def test_times_of_another_captured_size_age_nothing() -> None:
+    costs = CostTable((8, 16), {(1, 16): 2.0, (4, 8): 1.0, (4, 16): 3.0})
+    _observe(costs, 1, 16, 5.0)
+    _observe(costs, 4, 8, 1.0, STALE_AFTER + 1)
+    assert costs.is_measured(1, 16)
+
+
+def test_the_order_of_the_priors_does_not_matter() -> None:
+    reverse = CostTable((8, 16, 32), dict(reversed(PRIORS.items())))
+    for batch_size in range(1, 18):
+        assert reverse.candidates(batch_size) == _table().candidates(batch_size)
+
+
+@pytest.mark.parametrize(
+    ("widths", "priors", "message"),
+    [
+        ((), {}, "widths is empty"),
+        ((1, 8), {}, "at least 2 .*got 1"),
+        ((8, 8), {}, r"ascend strictly, got \[8, 8\]"),
+        ((16, 8), {}, r"ascend strictly, got \[16, 8\]"),
+        ((8,), {(1, 16): 1.0}, r"one of \[8\], got 16"),
+        ((8,), {(0, 8): 1.0}, "captured batch size is at least 1, got 0"),
+        ((8,), {(1, 8): 0.0}, "batch size 1, width 8 must be a positive number of milliseconds, got 0.0"),
+        ((8,), {(1, 8): math.nan}, "positive number of milliseconds, got nan"),
+    ],
+)
+def test_bad_tables_are_refused(widths: tuple, priors: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CostTable(widths, priors)
+
+
+@pytest.mark.parametrize("ms", [0.0, -1.0, math.nan, math.inf])
+def test_times_that_are_none_are_refused(ms: float) -> None:
+    with pytest.raises(ValueError, match="positive number of milliseconds"):
+        _table().observe(1, 8, ms)
+
+
+def test_what_cannot_run_is_refused() -> None:
+    costs = _table()
+    with pytest.raises(ValueError, match=r"width 32 has no captured graph for batch size 5, .*\[8, 16\]"):
+        costs.observe(5, 32, 1.0)
+    with pytest.raises(ValueError, match=r"width 16 has no captured graph for batch size 17, .*\[8\]"):
+        costs.observe(17, 16, 1.0)
+    with pytest.raises(ValueError, match=r"captured are \[8, 16\]"):
+        costs.estimate(5, 32)
+    with pytest.raises(ValueError, match=r"one of \[8, 16, 32\], got 9"):
+        costs.prior(1, 9)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        costs.candidates(0)
