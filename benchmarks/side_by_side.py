@@ -1,16 +1,20 @@
 """Engines that start at the same time and measure one after the other, so that none is timed while another works.
 
 An arm is a process of the calling script, started with `--run NAME`: it builds its engine, calls `ready()`, and
-prints its result with `report()`.
+prints its result with `report()`. Several scripts do so together when SIDE_BY_SIDE=FOLDER:N is set in their
+environment, N being their number: none measures before all engines of all of them stand.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,33 @@ def run_arms(
     for name, process in processes.items():
         print(name, "ready" if _wait_for(process, "READY") is not None else "failed to start", flush=True)
     results: dict[str, Any] = {}
+    with _turn():
+        _measure(processes, out, shown, results)
+    return results
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    folder, _, scripts = os.environ.get("SIDE_BY_SIDE", "").rpartition(":")
+    if not folder:
+        yield
+        return
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    (path / f"{os.getpid()}.ready").touch()
+    while len(list(path.glob("*.ready"))) < int(scripts):
+        time.sleep(0.2)
+    with (path / "turn").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _measure(
+    processes: dict[str, subprocess.Popen[str]],
+    out: Path,
+    shown: Callable[[dict[str, Any]], dict[str, Any]],
+    results: dict[str, Any],
+) -> None:
     for name, process in processes.items():
         if process.poll() is not None:
             results[name] = {"error": "did not start; see its log"}
@@ -60,7 +91,6 @@ def run_arms(
         print(name, json.dumps(shown(results[name])), flush=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
         process.wait()
-    return results
 
 
 def _wait_for(process: subprocess.Popen[str], start: str) -> str | None:

@@ -5,8 +5,8 @@
 
 An arm is AR, DFLASH or DDTREE with a budget, an engine with the same flags as the others; they start side by side
 and measure in turn, so they must fit on the GPU together (--max-total-tokens). --profile keeps SGLang's own profile
-of some steps at each batch size, which `step_profile.py` reads. Dummy weights accept next to nothing: the step's time
-is real, tokens per second would not be.
+of some steps at the first batch size, which `step_profile.py` reads. Dummy weights accept next to nothing: the step's
+time is real, tokens per second would not be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMMON = {
     "load_format": "dummy",
     "skip_tokenizer_init": True,
     "attention_backend": "triton",
-    "mem_fraction_static": 0.85,
+    "mem_fraction_static": 0.95,
     "max_running_requests": 16,
     "cuda_graph_max_bs_decode": 8,
     "disable_prefill_cuda_graph": True,
@@ -72,7 +72,7 @@ def run_arm(arm: str, arguments: argparse.Namespace) -> None:
             times.append(1000 * seconds / (meta.get("spec_verify_ct") or meta["completion_tokens"]))
         result["ms_per_step"][str(batch)] = [round(value, 3) for value in sorted(times)]
         print(arm, batch, round(statistics.median(times), 3), file=sys.stderr, flush=True)
-        if arguments.profile:
+        if arguments.profile and batch == arguments.batch[0]:
             folder = arguments.profile / f"{arm.replace(' ', '-')}-{batch}"
             engine.start_profile(output_dir=str(folder), activities=["CPU", "GPU"])
             engine.generate(input_ids=prompts, sampling_params={**sampling, "max_new_tokens": 20})

@@ -65,6 +65,8 @@ class VerifyWidths:
         self.forwards: dict[int, _Forward] = {}
         self.policy: WidthPolicy | None = None
         self.meter: _Meter | None = None
+        # Captured batch size -> width -> milliseconds of the draft's and the target's graph, measured at startup.
+        self.graph_ms: dict[int, dict[str, float]] = {}
 
     def capture(self) -> None:
         """Capture the narrower widths; the widest is the runner's own, captured by SGLang."""
@@ -80,6 +82,8 @@ class VerifyWidths:
             self.forwards = {width: self._capture_one(width) for width in self.plan.widths if width < widest}
             self.forwards[widest] = own
             prior = self._measure()
+            for size, width in sorted(prior):
+                self.graph_ms.setdefault(size, {})[str(width)] = round(prior[size, width], 4)
         self.policy = WidthPolicy(self.plan.widths, CostTable(self.plan.widths, prior))
         self.meter = _Meter(self.plan.widths, self.policy, torch.device(self.runner.device))
 
@@ -98,12 +102,13 @@ class VerifyWidths:
         return width
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The policy's counters, with text keys; None where the width is fixed."""
+        """The policy's counters and `graph_ms`, with text keys; None where the width is fixed."""
         if self.policy is None:
             return None
+        shown = self.policy.snapshot() | {"graph_ms": self.graph_ms}
         return {
             name: {str(key): value for key, value in values.items()} if isinstance(values, dict) else values
-            for name, values in self.policy.snapshot().items()
+            for name, values in shown.items()
         }
 
     def tally(self, width: int) -> WidthTally | None:

@@ -51,7 +51,7 @@ def widths() -> Any:
     runner = SimpleNamespace(attn_backend="own backend", decode_cuda_graph_runner="own graphs")
     # The registry of plans holds its keys weakly, which a SimpleNamespace does not allow.
     made = object.__new__(VerifyWidths)
-    made.plan, made.runner, made.policy, made.meter = plan("auto"), runner, None, None
+    made.plan, made.runner, made.policy, made.meter, made.graph_ms = plan("auto"), runner, None, None, {}
     made.forwards = {width: _Forward(f"backend {width}", f"graphs {width}") for width in (8, 16, 32)}
     made.forwards[64] = _Forward("own backend", "own graphs")
     return made
