@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from e2e.checkpoints import make_drafter
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
 from e2e.hybrid_checkpoints import EXACT, STATES, make_hybrid_target
@@ -29,17 +30,19 @@ class Mode(NamedTuple):
     interval: int | None
     page_size: int
     prompts: int = 6
+    whole: int = LONG
+    """Tokens per text when all prompts run: so many that every text sees more than 100 rejections."""
 
 
 NO_BUFFER, BUFFER, LAZY = "no_buffer", "extra_buffer", "extra_buffer_lazy"
 MODES = [
-    Mode(1, BUFFER, 64, 1),
+    Mode(1, BUFFER, 64, 1, whole=400),
     Mode(7, LAZY, 64, 1),
     Mode(8, NO_BUFFER, None, 1),
     Mode(9, BUFFER, 128, 1),
     Mode(16, BUFFER, 256, 1, prompts=40),
-    Mode(33, BUFFER, 64, 16),
-    Mode(64, BUFFER, 128, 16),
+    Mode(33, BUFFER, 64, 16, whole=450),
+    Mode(64, BUFFER, 128, 16, whole=480),
 ]
 
 
@@ -49,13 +52,23 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 
 @pytest.fixture(scope="module")
-def server(mode: Mode, launch: Launch, hybrid_target: Path, tiny_drafter: Path) -> Iterator[Server]:
+def server(
+    mode: Mode,
+    launch: Launch,
+    hybrid_target: Path,
+    tiny_drafter: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
+    drafter = tiny_drafter
+    if mode.budget == 1:
+        # A single node of the usual drafter is the right one too often to see a hundred rejections.
+        drafter = make_drafter(tmp_path_factory.mktemp("drafter"), seed=3)
     with launch(
         hybrid_target,
         environment=EXACT,
         max_mamba_cache_size=STATES,
         speculative_algorithm="DDTREE",
-        speculative_draft_model_path=tiny_drafter,
+        speculative_draft_model_path=drafter,
         speculative_ddtree_budget=mode.budget,
         mamba_radix_cache_strategy=mode.strategy,
         mamba_track_interval=mode.interval,
@@ -87,18 +100,21 @@ def assert_greedy(oracle: GreedyOracle, server: Server, prompts: list[list[int]]
 
 
 def identity(
-    server: Server, oracle: GreedyOracle, texts: list[list[int]], mode: Mode, prompts: list[list[int]]
+    server: Server,
+    oracle: GreedyOracle,
+    texts: list[list[int]],
+    mode: Mode,
+    prompts: list[list[int]],
+    count: int,
 ) -> None:
-    answers = assert_greedy(oracle, server, prompts, LONG)
+    answers = assert_greedy(oracle, server, prompts, count)
     for text, answer in zip(texts, answers, strict=False):
         assert answer["output_ids"][: len(text)] == text
     # Every step has rejected a draft unless its path is as deep as a path can be.
     metas = [answer["meta_info"] for answer in answers]
     deepest = min(mode.budget, BLOCK - 1)
     rejections = [meta["spec_verify_ct"] - meta["spec_num_correct_drafts"] // deepest for meta in metas]
-    # A single node is often the right one: some texts repeat a token for long.
-    assert min(rejections) > (100 if mode.budget > 1 else 25)
-    assert sum(rejections) > 100 * len(rejections)
+    assert min(rejections) > (100 if count == mode.whole else 60), sorted(rejections)
     assert len({meta["spec_verify_ct"] for meta in metas}) > 1
     assert sum(meta["spec_num_correct_drafts"] for meta in metas) > LONG / 10
 
@@ -107,7 +123,7 @@ def identity(
 def test_ddtree_equals_plain_decoding(
     server: Server, mode: Mode, hybrid_oracle: GreedyOracle, texts: list[list[int]]
 ) -> None:
-    identity(server, hybrid_oracle, texts, mode, PROMPTS[: mode.prompts])
+    identity(server, hybrid_oracle, texts, mode, PROMPTS[: mode.prompts], LONG)
 
 
 @pytest.mark.slow
@@ -115,7 +131,7 @@ def test_ddtree_equals_plain_decoding(
 def test_ddtree_equals_plain_decoding_on_all_prompts(
     server: Server, mode: Mode, hybrid_oracle: GreedyOracle, texts: list[list[int]]
 ) -> None:
-    identity(server, hybrid_oracle, texts, mode, PROMPTS)
+    identity(server, hybrid_oracle, texts, mode, PROMPTS, mode.whole)
 
 
 def ask(server: Server, prompt: list[int], count: int, **fields: Any) -> dict[str, Any]:

@@ -264,6 +264,11 @@ ROWS = (
         "FullCudaGraphBackend.replay_session(self)",
     ),
     *_names(
+        "sglang.srt.model_executor.runner.base_cuda_graph_runner",
+        "step.widths",
+        "get_batch_sizes_to_capture(model_runner, captured_req_width, *, gathered_buffer_required)",
+    ),
+    *_names(
         "sglang.srt.model_executor.cuda_graph_config",
         "host.budget, step.widths",
         "CudaGraphConfig.decode",

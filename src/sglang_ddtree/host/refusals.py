@@ -77,6 +77,13 @@ def refusal_table() -> list[dict[str, str]]:
             "why": _ONE_BACKEND,
         }
     )
+    rows.append(
+        {
+            "option": "`--speculative-ddtree-budget auto`",
+            "allowed": "targets without recurrent layers; on CUDA with full decode CUDA graphs",
+            "why": "its widths are CUDA graphs, and GDN layers record a node's inputs at one width",
+        }
+    )
     rows += [{"option": f"`{row.name}`", "allowed": row.allowed, "why": row.why} for row in OPTION_ROWS]
     rows += [{"option": row.name, "allowed": "no", "why": row.why} for row in TARGET_ROWS]
     rows += [

@@ -94,6 +94,14 @@ def capture_decode_graph(original: Callable[..., Any], runner: Any) -> Any:
     return capture_own_width(original, runner)
 
 
+def logits_rows(original: Callable[..., int], runner: Any) -> int:
+    if not serves_ddtree() or runner.is_draft_worker:
+        return original(runner)
+    from ..step.widths import largest_logits
+
+    return largest_logits(original, runner)
+
+
 def show_widths(result: None, controller: Any, state: dict[str, Any]) -> None:
     if serves_ddtree() and (snapshot := controller.scheduler.draft_worker.widths.snapshot()) is not None:
         state["ddtree_widths"] = snapshot
@@ -136,6 +144,12 @@ def install() -> None:
         "around",
         "a wide verify is captured for the batch sizes that can use it alone",
         capture_decode_graph,
+    )
+    declare(
+        "sglang.srt.model_executor.model_runner.ModelRunner.max_decode_logits_rows",
+        "around",
+        "the widest verify times the largest batch would be a buffer that no step fills",
+        logits_rows,
     )
     declare(
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative",

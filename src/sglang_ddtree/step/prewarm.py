@@ -58,8 +58,13 @@ def rehearse_sampling(worker: DDTreeWorker) -> SamplingPrewarmResult:
     Raises:
         RuntimeError: it does not fit, with the number and the flags to lower.
     """
-    runner, width = worker.model_runner, worker.plan.verify_width
-    batch = max(1, min(runner.max_decode_logits_rows() // width, int(runner.max_running_requests)))
+    runner, plan = worker.model_runner, worker.plan
+    rows, running = runner.max_decode_logits_rows(), int(runner.max_running_requests)
+    # Of the steps that the captured widths allow, the one with the most logits.
+    width, batch = max(
+        ((width, max(1, min(rows // width, running))) for width in plan.widths),
+        key=lambda step: step[0] * step[1],
+    )
     vocab_size = int(runner.model_config.vocab_size)
     input_bytes = batch * width * vocab_size * 4
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.runtime_context import get_exec, get_spec
 
 from ..tree.accept import WidthTally
@@ -41,6 +42,16 @@ def capture_own_width(original: Callable[..., Any], runner: ModelRunner) -> Any:
         return original(runner)
     with captured_sizes(plan, plan.verify_width):
         return original(runner)
+
+
+def largest_logits(original: Callable[..., int], runner: ModelRunner) -> int:
+    """Around SGLang's count of rows for the logits buffer: a wide verify never meets the largest batch."""
+    plan = _plans.get(runner)
+    config = get_exec().graph.cuda_graph_config
+    if plan is None or len(plan.widths) == 1 or config is None:
+        return original(runner)
+    sizes, _ = get_batch_sizes_to_capture(runner, plan.verify_width)
+    return max(width * max(sizes_of(plan, width, sizes)) for width in plan.widths)
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,15 @@ class VerifyWidths:
         sizes = {2**power for power in range(int(self.runner.max_running_requests).bit_length() + 1)}
         prior = {(size, width): 1.0 for size in sizes for width in self.plan.widths}
         if own.graphs is not None:
+            start, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
             self.forwards = {width: self._capture_one(width) for width in self.plan.widths if width < widest}
+            logger.info(
+                "DDTREE captured the verify widths %s besides %d: %.1f s, %.2f GB.",
+                ", ".join(map(str, self.forwards)),
+                widest,
+                time.perf_counter() - start,
+                (free - torch.cuda.mem_get_info()[0]) / 2**30,
+            )
             self.forwards[widest] = own
             prior = self._measure()
             for size, width in sorted(prior):

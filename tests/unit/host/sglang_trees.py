@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -45,15 +46,26 @@ def doctored(folder: Path, edits: dict[str, tuple[str, str]]) -> Path:
 
     The copy can be imported with `folder` on the path.
     """
+    root = linked(folder, edits)
+    for name, (old, new) in edits.items():
+        text = (root / name).read_text()
+        assert text.count(old) >= 1, f"{old!r} is not in {name}"
+        (root / name).write_text(text.replace(old, new))
+    return root
+
+
+def linked(folder: Path, own: Iterable[str]) -> Path:
+    """A copy of the installed `sglang`, by links, in which only the files `own` and their folders are its own.
+
+    The copy can be imported with `folder` on the path.
+    """
     original = installed_root()
     assert original is not None
     root = folder / "sglang"
     _link_children(original, root)
-    for name, (old, new) in edits.items():
+    for name in own:
         _make_own(original, root, Path(name))
-        text = (original / name).read_text()
-        assert text.count(old) >= 1, f"{old!r} is not in {name}"
-        (root / name).write_text(text.replace(old, new))
+        shutil.copy2(original / name, root / name)
     return root
 
 

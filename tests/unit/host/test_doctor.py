@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as real_version
 from pathlib import Path
@@ -10,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from e2e.checkpoints import make_drafter, make_target
-from sglang_ddtree import cli
+from sglang_ddtree import cli, plugin
 from sglang_ddtree.config import OPTIONS
 from sglang_ddtree.host import contract, doctor, hooks
 from sglang_ddtree.host import drafter as drafter_module
+from sglang_ddtree.host.doctor import Finding
+from sglang_ddtree.patch import operations
+from sglang_ddtree.patch.installation import JOURNAL
+from unit.patch import trees
 
 
 def test_machine_of_the_tests_can_start(
@@ -25,7 +30,17 @@ def test_machine_of_the_tests_can_start(
     text = capsys.readouterr().out
     assert text.endswith("DDTREE can start.\n")
     assert "FAIL" not in text
-    for section in ("versions", "contract", "plugin", "hooks", "device", "CPU shims", "options", "drafter"):
+    for section in (
+        "versions",
+        "contract",
+        "plugin",
+        "patch",
+        "hooks",
+        "device",
+        "CPU shims",
+        "options",
+        "drafter",
+    ):
         assert f"\n{section}\n" in f"\n{text}"
     for option in OPTIONS:
         assert option.flag in text
@@ -95,6 +110,15 @@ def test_absent_sglang_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "DDTREE would not start" in text
 
 
+def test_vendored_sglang_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor, "version", version)
+    (finding,) = [finding for finding in doctor._versions() if finding.name == "sglang"]
+    assert (finding.status, finding.detail) == (doctor.OK, "0.5.23")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "advice"),
     [
@@ -115,3 +139,64 @@ def test_unapplied_hook_fails(sglang_with_plugins: None, monkeypatch: pytest.Mon
     monkeypatch.setattr(hooks, "unapplied", lambda: list(hooks.declared()[:1]))
     failed = [finding.name for finding in doctor._hooks() if finding.status == doctor.FAIL]
     assert failed == ["after server_args.ServerArgs.add_cli_args"]
+
+
+@pytest.fixture
+def minimal_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The installed SGLang as the doctor sees it: the files that a patch touches, its own to change."""
+    root = trees.minimal(tmp_path)
+    monkeypatch.setattr(doctor, "installed_root", lambda: root)
+    return root
+
+
+def only(findings: Iterator[Finding]) -> tuple[str, str, str]:
+    (finding,) = findings
+    return finding.name, finding.status, finding.detail
+
+
+def test_patched_interrupted_and_changed_installations_are_told_apart(minimal_sglang: Path) -> None:
+    assert only(doctor._patch()) == ("original", doctor.OK, "not patched: the files are SGLang's own")
+    operations.apply(minimal_sglang)
+    assert only(doctor._patch()) == ("patched", doctor.OK, "patched: SGLang loads sglang_ddtree itself")
+    (minimal_sglang / JOURNAL).touch()
+    name, status, detail = only(doctor._patch())
+    assert (name, status) == ("interrupted", doctor.NOTE)
+    assert "`sglang-ddtree patch apply` finishes it" in detail
+    (minimal_sglang / trees.FILES[1]).write_text("mine\n")
+    name, status, detail = only(doctor._patch())
+    assert (name, status) == ("changed", doctor.NOTE)
+    assert trees.FILES[1] in detail
+
+
+@pytest.mark.parametrize("variable", ["SGLANG_PLUGINS", "SGLANG_PLATFORM"])
+def test_patched_sglang_starts_without_the_entry_point(
+    minimal_sglang: Path, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    monkeypatch.setenv(variable, "other")
+    monkeypatch.setattr(doctor, "entry_points", lambda group: [])
+    assert [finding.status for finding in doctor._plugin()] == [doctor.FAIL, doctor.FAIL]
+    operations.apply(minimal_sglang)
+    findings = list(doctor._plugin())
+    assert [finding.status for finding in findings] == [doctor.NOTE, doctor.NOTE]
+    assert all("The patched SGLang loads this package all the same" in finding.detail for finding in findings)
+
+
+def test_entry_point_and_patch_together_load_once(
+    sglang_with_plugins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    monkeypatch.setattr(plugin, "_callers", list(plugin._callers))
+    assert [finding.detail for finding in doctor._hooks() if finding.name == "loaded by"] == [
+        "the entry point"
+    ]
+    before = {target: list(registered) for target, registered in HookRegistry._hooks.items()}
+    declared = hooks.declared()
+    plugin.load_from_patch()
+    HookRegistry.apply_hooks()
+    assert HookRegistry._hooks == before
+    assert hooks.declared() == declared
+    assert hooks.unapplied() == []
+    (finding,) = [finding for finding in doctor._hooks() if finding.name == "loaded by"]
+    assert finding.detail == "the entry point; the patch called later and changed nothing"

@@ -119,3 +119,50 @@ def test_what_steps_add_up_reaches_the_policy_later() -> None:
         meter.end()
     assert policy.gains.expected(8) == pytest.approx(2.0, rel=0.02)
     assert policy.gains.expected(16) == pytest.approx(3.0, rel=0.02)
+
+
+class _Runner:
+    """Held weakly by the registry of plans, as SGLang's runners are."""
+
+    is_draft_worker = False
+
+
+@pytest.mark.parametrize(("budget", "rows"), [("auto", 16 * 48), (63, 7)])
+def test_the_logits_buffer_holds_the_largest_step_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, budget: Any, rows: int
+) -> None:
+    from sglang_ddtree.step import widths
+
+    graph = SimpleNamespace(cuda_graph_config=object())
+    monkeypatch.setattr(widths, "get_exec", lambda: SimpleNamespace(graph=graph))
+    monkeypatch.setattr(widths, "get_batch_sizes_to_capture", lambda runner, width: (SIZES, []))
+    runner = _Runner()
+    widths.VerifyWidths(plan(budget), runner, runner)
+    # Widths 8 and 16 meet 48 requests, 32 meets 16 and 64 meets 8; a fixed width is SGLang's to count.
+    assert widths.largest_logits(lambda _: 7, runner) == rows
+    assert widths.largest_logits(lambda _: 7, _Runner()) == 7
+
+
+def test_captures_see_the_sizes_of_their_width_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, PhaseConfig
+
+    from sglang_ddtree.step import widths
+
+    @contextmanager
+    def override(cuda_graph_config: Any) -> Iterator[None]:
+        kept, graph.cuda_graph_config = graph.cuda_graph_config, cuda_graph_config
+        try:
+            yield
+        finally:
+            graph.cuda_graph_config = kept
+
+    config = CudaGraphConfig(decode=PhaseConfig(backend="full", bs=SIZES))
+    graph = SimpleNamespace(cuda_graph_config=config, override=override)
+    monkeypatch.setattr(widths, "get_exec", lambda: SimpleNamespace(graph=graph))
+    runner = _Runner()
+    widths.VerifyWidths(plan("auto"), runner, runner)
+    seen = widths.capture_own_width(lambda _: graph.cuda_graph_config.decode.bs, runner)
+    assert seen == [1, 2, 4, 8]
+    assert graph.cuda_graph_config is config
+    assert config.decode.bs == SIZES
+    assert widths.capture_own_width(lambda _: graph.cuda_graph_config.decode.bs, _Runner()) == SIZES
