@@ -27,21 +27,19 @@ def hugging_face(oracle: GreedyOracle) -> list[list[int]]:
     return [oracle.generate(prompt, NEW_TOKENS) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
 def test_text_is_plain_whatever_widths_the_steps_take(
     launch: Launch,
     tiny_target: Path,
     tiny_drafter: Path,
     hugging_face: list[list[int]],
     tmp_path: Path,
-    page_size: int,
 ) -> None:
     trace, widths = tmp_path / "trace", [8, 64, 16, 64, 32, 8]
     with launch(
         tiny_target,
         environment=probing.environment(trace=trace, widths=widths),
         speculative_draft_model_path=tiny_drafter,
-        page_size=page_size,
+        page_size=16,
         **AUTO,
     ) as server:
         assert server.greedy(PROMPTS, NEW_TOKENS) == hugging_face
