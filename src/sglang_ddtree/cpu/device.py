@@ -59,8 +59,8 @@ class DDTreeCpuPlatform(CpuDeviceMixin, SRTPlatform):
         return "eager"
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        # By now SGLang has put in its own choice for a CPU (intel_amx, torch_native): one needs a CPU with AMX, the other takes no tree mask;
-        # what the user gave is in the snapshot of the input.
+        # By now SGLang has put in its own choice for a CPU: intel_amx needs a CPU with AMX, torch_native takes no tree
+        # mask. What the user gave is in the snapshot of the input.
         _require_own_backend(getattr(server_args, "_raw_input", None) or {})
         server_args.attention_backend = PLATFORM_NAME
         server_args.sampling_backend = "pytorch"

@@ -325,7 +325,7 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         name="attention-backend",
         answers="srt/arg_groups/choices.py:103",
-        why="of the stock CPU backends only intel_amx takes a tree mask, and the list of draft backends has none for it",
+        why="the list of draft backends has none for a CPU",
         needed=lambda: True,
         apply=_register_attention_backend,
     ),
