@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from . import __version__
 from .audit.command import add_arguments as add_audit_arguments
 from .bench.arguments import add_arguments, join_server_args
+from .patch.command import add_arguments as add_patch_arguments
+from .sketch.command import add_arguments as add_tree_arguments
+from .smoke.command import add_arguments as add_smoke_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_audit(
         commands.add_parser("audit", help="compare a running server's greedy texts with plain decoding's")
     )
+    _add_smoke(commands.add_parser("smoke", help="test that a running server answers, with DDTREE"))
+    _add_tree(commands.add_parser("tree", help="draw the tree of one decode step"))
+    _add_patch(commands.add_parser("patch", help="make an SGLang without plugins load this package"))
     arguments = parser.parse_args(join_server_args(sys.argv[1:] if argv is None else argv))
     return int(arguments.run(arguments))
 
@@ -59,6 +65,39 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
 
 def _audit(arguments: argparse.Namespace) -> int:
     from .audit.command import run
+
+    return run(arguments)
+
+
+def _add_smoke(parser: argparse.ArgumentParser) -> None:
+    add_smoke_arguments(parser)
+    parser.set_defaults(run=_smoke)
+
+
+def _smoke(arguments: argparse.Namespace) -> int:
+    from .smoke.command import run
+
+    return run(arguments)
+
+
+def _add_tree(parser: argparse.ArgumentParser) -> None:
+    add_tree_arguments(parser)
+    parser.set_defaults(run=_tree)
+
+
+def _tree(arguments: argparse.Namespace) -> int:
+    from .sketch.command import run
+
+    return run(arguments)
+
+
+def _add_patch(parser: argparse.ArgumentParser) -> None:
+    add_patch_arguments(parser)
+    parser.set_defaults(run=_patch)
+
+
+def _patch(arguments: argparse.Namespace) -> int:
+    from .patch.command import run
 
     return run(arguments)
 

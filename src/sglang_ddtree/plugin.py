@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 
 _loaded = False
 _failure: str | None = None
+_callers: list[str] = []
 
 
 def load() -> None:
@@ -20,6 +21,26 @@ def load() -> None:
     On an SGLang that does not meet the contract nothing is registered: one error says why, and choosing
     DDTREE there fails with the same text. A second call does nothing.
     """
+    _callers.append("entry point")
+    _load()
+
+
+def load_from_patch() -> None:
+    """What an SGLang patched by `sglang-ddtree patch` calls: `load`, and the CPU shims of the other entry point."""
+    _callers.append("patch")
+    if is_selected():
+        from .cpu import shims
+
+        shims.load()
+    _load()
+
+
+def callers() -> tuple[str, ...]:
+    """Who called in this process, "entry point" or "patch"; the first one loaded the package."""
+    return tuple(_callers)
+
+
+def _load() -> None:
     global _loaded
     if _loaded:
         return
@@ -50,7 +71,7 @@ def _hint() -> str:
 
 
 def _register() -> None:
-    from .host import admission, backend, drafter, flags, recurrent_seams, seams
+    from .host import admission, backend, drafter, flags, metrics, recurrent_seams, seams
     from .step import algorithm
 
     algorithm.register()
@@ -60,6 +81,7 @@ def _register() -> None:
     admission.install()
     seams.install()
     recurrent_seams.install()
+    metrics.install()
 
 
 def _stand_aside(message: str) -> None:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
 from sglang_ddtree.demo.server import ServerProcess, cpu_environment, flags
 
 START_TIMEOUT = 240  # seconds; about 12 on two idle cores
@@ -76,6 +79,12 @@ class Server(ServerProcess):
     def server_info(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.base_url}/server_info", timeout=60) as response:
             return json.loads(response.read())
+
+    def metrics(self) -> list[Sample]:
+        """Every sample of ``/metrics``."""
+        with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=60) as response:
+            families = text_string_to_metric_families(response.read().decode())
+        return [sample for family in families for sample in family.samples]
 
     def flush_cache(self) -> None:
         """Empty the prefix cache."""

@@ -1,4 +1,4 @@
-"""The audit command between real servers, on the CPU platform."""
+"""The audit and the smoke test between real servers, on the CPU platform."""
 
 from __future__ import annotations
 
@@ -55,6 +55,19 @@ def audit(tree: Server, plain: Server, folder: Path) -> tuple[int, dict[str, Any
     return code, server
 
 
+def smoke(tree: Server, plain: Server, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str]]:
+    """The exit code, and the status of each check."""
+    capsys.readouterr()
+    code = cli.main(["smoke", "--base-url", tree.base_url, "--against", plain.base_url, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    return code, {one["check"]: one["status"] for one in report["checks"]}
+
+
+SMOKE = dict.fromkeys(
+    ("health", "models", "algorithm", "chat", "completion", "streaming", "acceptance", "identity"), "ok"
+)
+
+
 def test_ddtree_is_identical_to_plain_decoding_in_float32(
     tree: Server,
     launch: Launch,
@@ -62,9 +75,11 @@ def test_ddtree_is_identical_to_plain_decoding_in_float32(
     oracle: GreedyOracle,
     ids: list[list[int]],
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with launch(tiny_target) as plain:
         code, server = audit(tree, plain, tmp_path)
+        assert smoke(tree, plain, capsys) == (0, SMOKE)
     assert code == 0
     assert (server["identical"], server["near_ties"], server["faults"]) == (len(PROMPTS), 0, 0)
     texts = [oracle.generate(one, NEW_TOKENS, stop=checkpoints.EOS_ID) for one in ids]
@@ -72,11 +87,17 @@ def test_ddtree_is_identical_to_plain_decoding_in_float32(
 
 
 def test_another_checkpoint_s_texts_are_faults_with_hugging_face_s_gaps(
-    tree: Server, launch: Launch, oracle: GreedyOracle, ids: list[list[int]], tmp_path: Path
+    tree: Server,
+    launch: Launch,
+    oracle: GreedyOracle,
+    ids: list[list[int]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target = checkpoints.make_target(tmp_path / "other", seed=7)
     with launch(target) as plain:
         code, server = audit(tree, plain, tmp_path)
+        assert smoke(tree, plain, capsys) == (1, SMOKE | {"identity": "FAIL"})
     assert code == 1
     assert server["faults"] == len(PROMPTS)
     other = GreedyOracle(target)

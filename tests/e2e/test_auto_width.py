@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from e2e import probing
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
 from e2e.prompts import mixed_prompts
+from e2e.serving import Server
 
 PROMPTS = mixed_prompts(24, seed=5)
 NEW_TOKENS = 48
@@ -66,6 +70,24 @@ def test_text_is_plain_whatever_widths_the_steps_take(
     assert expected["8"] == pytest.approx(sum(narrow) / len(narrow), rel=0.15)
 
 
+def settled_metrics(server: Server) -> dict[tuple[str, str], dict[str, float]]:
+    """(DDTREE's metric, its own label) -> label value -> value, once an idle scheduler has published the last steps."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    deadline = time.monotonic() + 20
+    while ("refused_requests_total", "field") not in found and time.monotonic() < deadline:
+        time.sleep(0.5)
+        found, samples = {}, server.metrics()
+        (sglang,) = (sample.labels for sample in samples if sample.name == "sglang:spec_accept_length")
+        for sample in samples:
+            if sample.name.startswith("sglang:ddtree_"):
+                own = sample.labels.keys() - sglang.keys()
+                assert {name: value for name, value in sample.labels.items() if name not in own} == sglang
+                label = "".join(own)
+                name = sample.name.removeprefix("sglang:ddtree_")
+                found.setdefault((name, label), {})[sample.labels.get(label, "")] = sample.value
+    return found
+
+
 def test_the_policy_chooses_and_shows_what_it_chose(
     launch: Launch,
     tiny_target: Path,
@@ -78,12 +100,18 @@ def test_the_policy_chooses_and_shows_what_it_chose(
         tiny_target,
         environment=probing.environment(trace=trace),
         speculative_draft_model_path=tiny_drafter,
+        enable_metrics=True,
+        decode_log_interval=5,
         **AUTO,
     ) as server:
         assert server.greedy(PROMPTS, NEW_TOKENS) == hugging_face
         assert server.greedy(PROMPTS[:1], NEW_TOKENS) == hugging_face[:1]
-        info = server.server_info()
-        assert "DDTREE ready. block_size=16, budget=auto up to 63" in server.log()
+        refused = {"input_ids": PROMPTS[0], "sampling_params": {"regex": "a+", "min_new_tokens": 4}}
+        assert server.refusal(refused)[0] == 400
+        assert server.settled_tokens() == 0
+        info, told = server.server_info(), settled_metrics(server)
+        log = server.log()
+        assert "DDTREE ready. block_size=16, budget=auto up to 63" in log
     assert info["speculative_ddtree_budget"] == "auto"
     (state,) = info["internal_states"]
     shown = state["ddtree_widths"]
@@ -92,3 +120,23 @@ def test_the_policy_chooses_and_shows_what_it_chose(
     ran = {int(width) for width, count in shown["steps"].items() if count}
     assert ran == {step["width"] for step in steps}
     assert sum(shown["steps"].values()) > 20
+
+    # The metrics tell the same, and what the trace tells of every step.
+    assert told["steps_total", "width"] == shown["steps"]
+    assert told["expected_tokens", "width"] == pytest.approx(shown["expected_tokens"])
+    assert told["width_switches_total", ""] == {"": shown["switches"]}
+    assert told["verified_trees_total", ""] == {"": len(steps)}
+    kept = [step["accept_len"] - 1 for step in steps]
+    assert told["accepted_drafts_total", "depth"] == {
+        str(depth): sum(number >= depth for number in kept) for depth in range(1, 16)
+    }
+    assert told["refused_requests_total", "field"] == {"regex": 1, "min_new_tokens": 1}
+    # So do the lines of the log, up to the last report.
+    lines = [line for line in log.splitlines() if "Decode batch" in line]
+    assert all("accept len: " in line for line in lines)
+    logged: Counter[str] = Counter()
+    for line in lines:
+        for width, count in re.findall(r"(\d+) x (\d+)", line.partition("verify width: ")[2]):
+            logged[width] += int(count)
+    assert set(logged) == {str(width) for width in ran}
+    assert all(0 <= shown["steps"][width] - count <= 5 for width, count in logged.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,11 @@ class FieldRow:
     refused: Callable[[Any], bool]
     why: str
     fix: str = "Leave it out."
+
+    @property
+    def name(self) -> str:
+        """One word, as a metric's label."""
+        return self.attribute.rpartition(".")[2]
 
 
 def _sampling(field: str, neutral: Any, why: str, fix: str = "Leave it out.", label: str = "") -> FieldRow:
@@ -101,6 +107,10 @@ FIELD_ROWS = (
 )
 
 
+refused_fields: Counter[str] = Counter()
+"""`FieldRow.name` -> requests of this process that were refused for it."""
+
+
 def install() -> None:
     """Declare the hook at the place where the scheduler asks the DFlash family about a request."""
     declare(
@@ -113,7 +123,14 @@ def install() -> None:
 
 def refusal(req: Any) -> str | None:
     """Why this request is refused, naming every refused field, or None when it can be served."""
-    refused = [row for row in FIELD_ROWS if row.refused(req)]
+    return _message(_refused(req))
+
+
+def _refused(req: Any) -> list[FieldRow]:
+    return [row for row in FIELD_ROWS if row.refused(req)]
+
+
+def _message(refused: list[FieldRow]) -> str | None:
     if not refused:
         return None
     reasons = "; ".join(f"{row.field}: {row.why}. {row.fix.rstrip('.')}" for row in refused)
@@ -130,4 +147,6 @@ def _validate(result: str | None, req: Any, enable_overlap: bool) -> str | None:
 
     if get_spec().speculative_algorithm != ALGORITHM:
         return result
-    return refusal(req) or result
+    refused = _refused(req)
+    refused_fields.update(row.name for row in refused)
+    return _message(refused) or result

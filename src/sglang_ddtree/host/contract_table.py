@@ -197,6 +197,36 @@ ROWS = (
         "Scheduler._handle_generate_request(self, recv_req, mm_cleanup, *, mm_input_error)",
     ),
     *_names(
+        "sglang.srt.managers.scheduler",
+        "host.metrics",
+        "Scheduler.draft_worker",
+    ),
+    *_names(
+        "sglang.srt.managers.scheduler_components.metrics_reporter",
+        "host.metrics",
+        "SchedulerMetricsReporter._maybe_log_idle_metrics(self)",
+        "SchedulerMetricsReporter.report_decode_stats(self, can_run_cuda_graph, running_batch, "
+        "num_generated_tokens)",
+        "SchedulerMetricsReporter.current_scheduler_metrics_enabled",
+        "SchedulerMetricsReporter.decode_log_interval",
+        "SchedulerMetricsReporter.forward_ct_decode",
+        "SchedulerMetricsReporter.metrics_collector",
+        "SchedulerMetricsReporter.scheduler",
+        "logger",
+    ),
+    *_names(
+        "sglang.srt.observability.metrics_collector",
+        "host.metrics",
+        "SchedulerMetricsCollector._counter_cls",
+        "SchedulerMetricsCollector._gauge_cls",
+        "SchedulerMetricsCollector.labels",
+    ),
+    *_names(
+        "sglang.srt.speculative.base_spec_worker",
+        "host.metrics",
+        "BaseSpecWorker.on_verify_complete_cpu(self, num_correct_drafts_per_req, batch_size)",
+    ),
+    *_names(
         "sglang.srt.managers.schedule_batch",
         "host.admission, host.recurrent_seams, step.worker",
         "Req.set_finish_with_abort(self, error_msg, status_code, err_type)",

@@ -11,7 +11,9 @@ from typing import Any
 
 from ..config import OPTIONS
 from ..cpu.platform import PLATFORM_NAME, is_selected
+from ..patch import installation as patch
 from . import contract, hooks
+from .source_tree import installed_root
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
 
@@ -36,6 +38,7 @@ def examine(draft: str | None = None, model: str | None = None) -> list[Finding]
     findings = [*_versions(), *_contract()]
     sound = not any(finding.status == FAIL for finding in findings)
     findings += _plugin()
+    findings += _guarded("patch", _patch)
     if sound:
         findings += _guarded("hooks", _hooks)
         findings += _guarded("device", _device)
@@ -73,15 +76,23 @@ def as_text(findings: list[Finding]) -> str:
 def _versions() -> Iterator[Finding]:
     yield Finding("versions", "python", OK, platform.python_version())
     for package in _PACKAGES:
-        try:
-            found = version(package)
-        except PackageNotFoundError:
+        found = _installed_version(package)
+        if found is None:
             needed = package in ("sglang", "torch", "transformers")
             yield Finding("versions", package, FAIL if needed else NOTE, "not installed")
             continue
         tested = package != "sglang" or found in contract.TESTED_VERSIONS
         detail = found if tested else f"{found}, tested with {', '.join(contract.TESTED_VERSIONS)}"
         yield Finding("versions", package, OK if tested else NOTE, detail)
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        if package == "sglang" and contract.found_version() != "not installed":
+            return contract.found_version()  # vendored: a folder on the path
+        return None
 
 
 def _contract() -> Iterator[Finding]:
@@ -99,19 +110,40 @@ def _contract() -> Iterator[Finding]:
 
 def _plugin() -> Iterator[Finding]:
     names = {entry.name for entry in entry_points(group="sglang.srt.plugins")}
-    installed = "ddtree" in names
-    detail = (
-        "registered" if installed else "missing: install this package, a folder on the path is not enough"
-    )
-    yield Finding("plugin", "entry point", OK if installed else FAIL, detail)
+    problems = []
+    if "ddtree" in names:
+        yield Finding("plugin", "entry point", OK, "registered")
+    else:
+        advice = "install this package (a folder on the path is not enough), or `sglang-ddtree patch apply`"
+        problems.append(("entry point", f"missing: {advice}"))
     wanted = os.environ.get("SGLANG_PLUGINS")
     if wanted and "ddtree" not in {name.strip() for name in wanted.split(",")}:
-        yield Finding("plugin", "SGLANG_PLUGINS", FAIL, f"is {wanted!r} and leaves ddtree out: add ddtree")
+        problems.append(("SGLANG_PLUGINS", f"is {wanted!r} and leaves ddtree out: add ddtree"))
     selected = os.environ.get("SGLANG_PLATFORM")
     if selected and not is_selected():
         # SGLang then skips every plugin of a package that brings another platform.
         detail = f"is {selected!r}: SGLang skips this package; unset it, or set it to {PLATFORM_NAME}"
-        yield Finding("plugin", "SGLANG_PLATFORM", FAIL, detail)
+        problems.append(("SGLANG_PLATFORM", detail))
+    if _sglang_loads_package():
+        status, end = NOTE, ". The patched SGLang loads this package all the same"
+    else:
+        status, end = FAIL, ""
+    for name, detail in problems:
+        yield Finding("plugin", name, status, detail + end)
+
+
+def _sglang_loads_package() -> bool:
+    root = installed_root()
+    return root is not None and patch.inspect(root).loads_package
+
+
+def _patch() -> Iterator[Finding]:
+    root = installed_root()
+    if root is not None:
+        found = patch.inspect(root)
+        # DDTREE starts from either side of each file: what was interrupted or changed is worth a look only.
+        whole = found.state in (patch.ORIGINAL, patch.PATCHED)
+        yield Finding("patch", found.state, OK if whole else NOTE, found.describe())
 
 
 def _guarded(section: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -130,6 +162,10 @@ def _hooks() -> Iterator[Finding]:
     if plugin.failure():
         yield Finding("hooks", "ddtree", FAIL, str(plugin.failure()))
         return
+    if plugin.callers():
+        first, *later = dict.fromkeys(plugin.callers())
+        after = f"; the {later[0]} called later and changed nothing" if later else ""
+        yield Finding("hooks", "loaded by", OK, f"the {first}{after}")
     missing = hooks.unapplied()
     for hook in hooks.declared():
         name = f"{hook.kind} {hook.target.removeprefix('sglang.srt.')}"

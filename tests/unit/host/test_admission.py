@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,3 +134,18 @@ def test_table_lists_every_row() -> None:
     table = admission.request_refusal_table()
     assert len(table) == len(admission.FIELD_ROWS)
     assert all(set(row) == {"field", "why", "fix"} and all(row.values()) for row in table)
+
+
+def test_refused_requests_are_counted_by_field(
+    monkeypatch: pytest.MonkeyPatch, process: SimpleNamespace
+) -> None:
+    monkeypatch.setattr(admission, "refused_fields", Counter())
+    from sglang.srt.speculative.dflash_utils import validate_dflash_request
+
+    served, refused = request(), request({"regex": "a+", "min_new_tokens": 8}, return_logprob=True)
+    for one in (served, refused, request({"regex": "b"})):
+        validate_dflash_request(one, enable_overlap=True)
+    assert admission.refused_fields == {"regex": 2, "min_new_tokens": 1, "return_logprob": 1}
+    process.algorithm = "DFLASH"
+    admission._validate(None, refused, enable_overlap=True)
+    assert admission.refused_fields.total() == 4

@@ -160,7 +160,7 @@ def test_window_of_the_loaded_model_is_refused() -> None:
 
 def test_table_lists_every_row() -> None:
     table = refusals.refusal_table()
-    assert len(table) == 8 + len(OPTION_ROWS) + len(TARGET_ROWS)
+    assert len(table) == 9 + len(OPTION_ROWS) + len(TARGET_ROWS)
     assert all(set(row) == {"option", "allowed", "why"} and all(row.values()) for row in table)
 
 

@@ -1,0 +1,48 @@
+"""`sglang-ddtree tree`: from the command line to the drawing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+DESCRIPTION = """\
+Draw the tree of the first decode step behind a prompt: what the drafter proposes, how probable it finds each path
+(its whole product, over the full vocabulary), and what the target accepts greedily. Runs both models with transformers,
+in float32 on a CPU and in bfloat16 on a GPU; no server is needed.
+"""
+MAX_BUDGET = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags on the subcommand's parser."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--prompt", required=True, metavar="TEXT", help="one user message")
+    add("--model", required=True, metavar="DIR", help="the target, a folder or a hub id")
+    add("--draft", required=True, type=Path, metavar="DIR", help="the drafter's folder")
+    add("--budget", type=int, default=16, metavar="N", help="nodes of the tree (default: 16)")
+    add("--svg", type=Path, metavar="FILE", help="draw it into this file, too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw what the command line asks for; 2 where it cannot be drawn."""
+    from ..bench.tokens import TokenizerError
+    from ..host.checkpoint import CheckpointError
+    from .drawing import as_svg, as_text
+    from .models import SketchError, first_step
+
+    try:
+        if not 1 <= arguments.budget <= MAX_BUDGET:
+            raise SketchError(f"--budget must be from 1 to {MAX_BUDGET}, got {arguments.budget}.")
+        if not arguments.draft.is_dir():
+            raise SketchError(f"--draft {arguments.draft}: no such folder.")
+        step, tokenizer = first_step(arguments.model, arguments.draft, arguments.prompt, arguments.budget)
+        print(as_text(step, tokenizer.decode))
+        if arguments.svg is not None:
+            arguments.svg.write_text(as_svg(step, tokenizer.decode), encoding="utf-8")
+    except (SketchError, CheckpointError, TokenizerError, OSError) as error:
+        print(f"sglang-ddtree tree: error: {error}", file=sys.stderr)
+        return 2
+    return 0

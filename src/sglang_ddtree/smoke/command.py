@@ -1,0 +1,109 @@
+"""`sglang-ddtree smoke`: from the command line to one line per check."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from urllib.parse import urlsplit
+
+from ..audit.report import about
+from ..client import RequestFailed
+from .checks import CHECKS, FAIL, OK, SKIPPED, Result, identity, perform
+from .client import SmokeClient
+
+FORMAT = 1
+DESCRIPTION = """\
+Ask a running server a few short questions: does it answer, stream, decode with DDTREE and accept draft tokens? With
+--against, are its greedy texts those of a plain server of the same model?
+"""
+EPILOG = """\
+example:
+  sglang-ddtree smoke --base-url http://127.0.0.1:30000
+
+exit code: 0 every check passed or was skipped; 1 a check failed; 2 wrong usage, or nobody answers at an address.
+"""
+
+
+class UsageError(ValueError):
+    """The command line or a server does not fit; the message names the flag."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags on the subcommand's parser."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--base-url", required=True, metavar="URL", help="the server to test")
+    add("--against", metavar="URL", help="a server of the same model with plain decoding")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Test what the command line names; the exit code is that of the command."""
+    found: list[Result] = []
+    try:
+        server, plain = _server("--base-url", arguments.base_url), None
+        if arguments.against is not None:
+            plain = _plain(_server("--against", arguments.against))
+        for result in results(server, plain):
+            found.append(result)
+            if not arguments.json:
+                print(f"{result.status:<7}  {result.check:<10}  {result.detail}", flush=True)
+    except (UsageError, RequestFailed) as error:
+        print(f"sglang-ddtree smoke: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+    passed = all(result.status != FAIL for result in found)
+    if arguments.json:
+        report = {
+            "format": FORMAT,
+            "base_url": arguments.base_url,
+            "against": arguments.against,
+            "passed": passed,
+            "checks": [asdict(result) for result in found],
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    return 0 if passed else 1
+
+
+def results(server: SmokeClient, plain: SmokeClient | None) -> Iterator[Result]:
+    """One result per check, as each is done.
+
+    A server that is not healthy is asked nothing else: each request might wait for its whole timeout.
+
+    Raises:
+        RequestFailed: nobody answers at the address.
+    """
+    checks = [(name, partial(check, server)) for name, check in CHECKS]
+    if plain is not None:
+        checks.append(("identity", partial(identity, server, plain)))
+    try:
+        server.health()
+    except RequestFailed as error:
+        if error.status is None:
+            raise
+        yield Result("health", FAIL, str(error))
+        yield from (Result(name, SKIPPED, "the server is not healthy") for name, _ in checks)
+        return
+    yield Result("health", OK, "/health answers 200")
+    yield from (perform(name, check) for name, check in checks)
+
+
+def _server(flag: str, url: str) -> SmokeClient:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UsageError(f"{flag} must be like http://127.0.0.1:30000, got {url}.")
+    return SmokeClient(url)
+
+
+def _plain(server: SmokeClient) -> SmokeClient:
+    algorithm = about(server.base_url, server.info())["algorithm"]
+    if algorithm != "plain":
+        raise UsageError(f"--against must decode plainly; {server.base_url} runs {algorithm}.")
+    return server

@@ -1,0 +1,1 @@
+from unit.host.conftest import sglang_with_plugins  # noqa: F401  a fixture
