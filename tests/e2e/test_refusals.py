@@ -332,6 +332,22 @@ def test_one_refused_prompt_refuses_its_batch_and_no_other_request(server: Serve
     assert_serves(server)
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"input_ids": []},
+        {"input_ids": [1, 10**6]},
+        {"input_ids": [1, -1]},
+        {"input_ids": PROMPT, "sampling_params": {"temperature": 1.0, "top_k": 10**12}},
+    ],
+    ids=["empty", "outside the vocabulary", "negative", "top_k"],
+)
+def test_a_request_at_which_sglang_would_end_is_refused(server: Server, payload: dict) -> None:
+    status, text = server.refusal(payload)
+    assert status == 400, text
+    assert_serves(server)
+
+
 def test_what_is_served_is_not_refused(server: Server) -> None:
     params = {
         "temperature": 0.8,

@@ -51,6 +51,13 @@ def _seed_is_lost(req: Any) -> bool:
     )
 
 
+def _prompt_is_no_text(req: Any) -> bool:
+    ids, limit = req.origin_input_ids, req.vocab_size
+    if ids is None:
+        return False
+    return len(ids) == 0 or min(ids) < 0 or (limit is not None and max(ids) >= limit)
+
+
 _MAX_TOP_K = 2**31 - 1
 _GRAMMAR = "a grammar would have to advance along every branch of the tree"
 _PENALTY = "it depends on the tokens before, which differ from node to node"
@@ -96,6 +103,13 @@ FIELD_ROWS = (
     _request("custom_logit_processor", "it would have to run at every node of the tree"),
     _request("lora_id", "an adapter would apply to the target and not to the drafter", "lora_path"),
     _request("session", "sessions are not tested", "session_params"),
+    FieldRow(
+        "input_ids (text, prompt)",
+        "origin_input_ids",
+        _prompt_is_no_text,
+        "it is empty or has a token outside the vocabulary, at which SGLang's server ends",
+        "Give at least one token, all of them of the target's vocabulary.",
+    ),
     _request("input_embeds", "prompts given as embeddings are not tested"),
     _request("positional_embed_overrides", "prompts given as embeddings are not tested"),
     _request("token_type_ids", "targets with token types are not served"),
@@ -149,4 +163,7 @@ def _validate(result: str | None, req: Any, enable_overlap: bool) -> str | None:
         return result
     refused = _refused(req)
     refused_fields.update(row.name for row in refused)
+    if refused:
+        # SGLang runs a refused request for one token all the same, and ends at a top_k that its tensors cannot hold.
+        req.sampling_params.top_k = min(req.sampling_params.top_k, _MAX_TOP_K)
     return _message(refused) or result

@@ -23,6 +23,8 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
         if local.is_file():  # a GGUF file: its config lies beside it
             _require_gguf(local)
             local = local.parent
+        if not local.exists() and _is_local(path):
+            raise CheckpointError(f"{path}: no such file or folder.")
         if local.is_dir():
             config = json.loads((local / "config.json").read_text())
         else:
@@ -36,6 +38,11 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise CheckpointError(f"The config.json of {path} holds {shown(config)}, it must be a mapping.")
     return dict(config)
+
+
+def _is_local(path: str) -> bool:
+    # A hub id is one name, or two with a slash between.
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1
 
 
 def shown(value: Any) -> str:

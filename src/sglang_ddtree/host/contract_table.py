@@ -230,6 +230,7 @@ ROWS = (
         "sglang.srt.managers.schedule_batch",
         "host.admission, host.recurrent_seams, step.worker",
         "Req.set_finish_with_abort(self, error_msg, status_code, err_type)",
+        "Req.vocab_size",
         "ScheduleBatch",
         "mamba_lazy_spec_in_window(req, mamba_track_interval, max_draft_tokens)",
     ),

@@ -35,7 +35,7 @@ def request(sampling: dict[str, Any] | None = None, **fields: Any) -> Any:
     }
     switches = {name: False for name in neutral if name.startswith("return_")}
     params = SamplingParams(**(sampling or {}))
-    return SimpleNamespace(**(neutral | switches | fields), sampling_params=params)
+    return SimpleNamespace(**(neutral | switches | fields), sampling_params=params, vocab_size=64)
 
 
 REFUSED_SAMPLING = {
@@ -58,6 +58,7 @@ REFUSED_FIELDS = {
     "custom_logit_processor": "processor",
     "lora_id": "adapter",
     "session": object(),
+    "origin_input_ids": [],
     "input_embeds": [[0.0]],
     "positional_embed_overrides": object(),
     "token_type_ids": [0],
@@ -104,6 +105,17 @@ def test_refused_request_field_is_named(field: str, value: Any) -> None:
 )
 def test_what_is_served_passes(sampling: dict[str, Any]) -> None:
     assert admission.refusal(request(sampling)) is None
+
+
+@pytest.mark.parametrize(("ids", "refused"), [([], True), ([0, 63], False), ([0, 64], True), ([-1, 5], True)])
+def test_a_prompt_is_at_least_one_token_of_the_vocabulary(ids: list[int], refused: bool) -> None:
+    assert (admission.refusal(request(origin_input_ids=ids)) is not None) == refused
+
+
+def test_a_refused_request_has_a_top_k_that_sglang_can_hold() -> None:
+    refused = request({"top_k": 10**12})
+    assert "top_k" in str(admission._validate(None, refused, True))
+    assert refused.sampling_params.top_k == 2**31 - 1
 
 
 def test_all_refused_fields_are_named_at_once() -> None:
