@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ..bench.progress import Progress
 from ..bench.prompt_sets import ACCEPTED, Prompt, PromptError, read_file
 from ..client import RequestFailed
+from ..usage import UsageError, require_server_url
 from .client import AuditClient, PlainAnswer
 from .compare import BOUNDS, Divergence, compare, default_bound
-from .report import Audited, Difference, Text, about, as_json, as_text
+from .report import Audited, Difference, Text, about, about_plain, as_json, as_text
 
 CONTEXT = 16  # tokens shown before a difference
 DESCRIPTION = """\
@@ -36,10 +36,6 @@ example:
 exit code: 0 all texts identical or with a near tie only; 1 a fault; 2 wrong usage, or a server that does not answer.
 Only the texts of --base-url decide between 0 and 1.
 """
-
-
-class UsageError(ValueError):
-    """The command line or a server does not fit; the message names the flag."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,11 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check(arguments)
         prompts = read_file(arguments.prompts)[: arguments.limit]
         plain = AuditClient(arguments.against)
-        plain_about = about(plain.base_url, plain.info())
-        if plain_about["algorithm"] != "plain":
-            raise UsageError(
-                f"--against must decode plainly; {plain.base_url} runs {plain_about['algorithm']}."
-            )
+        plain_about = about_plain(plain)
         roles = {"--base-url": arguments.base_url, "--chain": arguments.chain}
         clients = {role: AuditClient(url) for role, url in roles.items() if url is not None}
         described = {role: about(client.base_url, client.info()) for role, client in clients.items()}
@@ -156,9 +148,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` naming the flag that cannot be used."""
     for flag in ("--base-url", "--against", "--chain"):
         url = getattr(arguments, flag[2:].replace("-", "_"))
-        parts = None if url is None else urlsplit(url)
-        if parts is not None and (parts.scheme not in ("http", "https") or not parts.netloc):
-            raise UsageError(f"{flag} must be like http://127.0.0.1:30000, got {url}.")
+        if url is not None:
+            require_server_url(flag, url)
     for flag in ("--limit", "--max-tokens", "--concurrency"):
         number = getattr(arguments, flag[2:].replace("-", "_"))
         if number is not None and number < 1:

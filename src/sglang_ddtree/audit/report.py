@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..bench.table import aligned
+from ..client import Client
+from ..usage import UsageError
 from .compare import Divergence
 
 FORMAT = 1
@@ -82,6 +84,14 @@ def about(url: str, info: Mapping[str, Any]) -> dict[str, Any]:
         "sglang": info.get("version"),
         "launch_command": info.get("launch_command"),
     }
+
+
+def about_plain(server: Client) -> dict[str, Any]:
+    """The same of the server behind --against. Raises `UsageError` when it does not decode plainly."""
+    found = about(server.base_url, server.info())
+    if found["algorithm"] != "plain":
+        raise UsageError(f"--against must decode plainly; {server.base_url} runs {found['algorithm']}.")
+    return found
 
 
 def as_json(plain: Mapping[str, Any], audited: Sequence[Audited], bound: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..usage import UsageError
 from .arms import ALLOWED, BUDGET, DEFAULT_ARMS, Arm, parse_arm
 from .prompt_sets import ACCEPTED, BUILT_IN, Prompt, PromptError, built_in, read_file
 
@@ -37,10 +38,6 @@ OWN_FLAGS = {
     "--api-key": "the bench sends none",
     "--incremental-streaming-output": "the answers' last event would lack the token ids",
 }
-
-
-class UsageError(ValueError):
-    """The command line asks for something that cannot be done; the message names the flag."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

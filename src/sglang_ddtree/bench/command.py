@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from ..usage import UsageError
 from . import arguments as usage
 from .flow import ArmResult, Plan, Start, measure
 from .machine import machine, versions
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         usage.check_numbers(arguments)
         arms, words, prompts = usage.arms(arguments), usage.server_words(arguments), usage.prompts(arguments)
         folder = _make_folder(arguments.out)
-    except usage.UsageError as error:
+    except UsageError as error:
         print(f"sglang-ddtree bench: error: {error}", file=sys.stderr)
         return 2
     plan = Plan(arms, arguments.concurrency, arguments.temperature, arguments.runs, arguments.max_new_tokens)
@@ -96,9 +97,9 @@ def _make_folder(out: Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise usage.UsageError(f"--out {folder}: {error.strerror}.") from error
+        raise UsageError(f"--out {folder}: {error.strerror}.") from error
     if not os.access(folder, os.W_OK):
-        raise usage.UsageError(f"--out {folder} is not writable.")
+        raise UsageError(f"--out {folder} is not writable.")
     return folder
 
 

@@ -87,7 +87,7 @@ def _capture_input(custom_mask: Any, width: int) -> SpecInput:
 
 
 def capture_decode_graph(original: Callable[..., Any], runner: Any) -> Any:
-    if not serves_ddtree() or runner.is_draft_worker:
+    if not serves_ddtree():
         return original(runner)
     from ..step.widths import capture_own_width
 
@@ -95,7 +95,7 @@ def capture_decode_graph(original: Callable[..., Any], runner: Any) -> Any:
 
 
 def logits_rows(original: Callable[..., int], runner: Any) -> int:
-    if not serves_ddtree() or runner.is_draft_worker:
+    if not serves_ddtree():
         return original(runner)
     from ..step.widths import largest_logits
 

@@ -118,7 +118,7 @@ def log_ready(worker: DDTreeWorker) -> None:
     logger.info(
         "DDTREE ready. block_size=%d, budget=%s, topk=%d, verify_width=%s, max_depth=%d, memory=%s",
         plan.block_size,
-        plan.budget if len(plan.widths) == 1 else f"auto up to {plan.budget}",
+        f"auto up to {plan.budget}" if plan.follows_load else plan.budget,
         plan.topk,
         ", ".join(map(str, plan.widths)),
         plan.max_depth,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.source_tree import installed_root
+from ..usage import UsageError
 from .installation import ORIGINAL, PATCHED, Installation, inspect
 from .operations import Refused, apply, revert
 from .series import versions
@@ -24,10 +25,6 @@ EPILOG = """\
 exit code: 0 done, or for status patched or original in full; 1 refused and nothing changed, or for status anything
 else; 2 wrong usage, no SGLang there, or an error on the way.
 """
-
-
-class UsageError(ValueError):
-    """There is no SGLang where the command line says."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from urllib.parse import urlsplit
 
-from ..audit.report import about
+from ..audit.report import about_plain
 from ..client import RequestFailed
+from ..usage import UsageError, require_server_url
 from .checks import CHECKS, FAIL, OK, SKIPPED, Result, identity, perform
 from .client import SmokeClient
 
@@ -28,10 +28,6 @@ exit code: 0 every check passed or was skipped; 1 a check failed; 2 wrong usage,
 """
 
 
-class UsageError(ValueError):
-    """The command line or a server does not fit; the message names the flag."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags on the subcommand's parser."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
@@ -46,9 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Test what the command line names; the exit code is that of the command."""
     found: list[Result] = []
     try:
-        server, plain = _server("--base-url", arguments.base_url), None
+        server, plain = SmokeClient(require_server_url("--base-url", arguments.base_url)), None
         if arguments.against is not None:
-            plain = _plain(_server("--against", arguments.against))
+            plain = SmokeClient(require_server_url("--against", arguments.against))
+            about_plain(plain)
         for result in results(server, plain):
             found.append(result)
             if not arguments.json:
@@ -93,17 +90,3 @@ def results(server: SmokeClient, plain: SmokeClient | None) -> Iterator[Result]:
         return
     yield Result("health", OK, "/health answers 200")
     yield from (perform(name, check) for name, check in checks)
-
-
-def _server(flag: str, url: str) -> SmokeClient:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"{flag} must be like http://127.0.0.1:30000, got {url}.")
-    return SmokeClient(url)
-
-
-def _plain(server: SmokeClient) -> SmokeClient:
-    algorithm = about(server.base_url, server.info())["algorithm"]
-    if algorithm != "plain":
-        raise UsageError(f"--against must decode plainly; {server.base_url} runs {algorithm}.")
-    return server

@@ -47,6 +47,11 @@ class StepPlan:
         return cls(block_size, budget, topk, width, min(depths, width - 1), (*narrower, width))
 
     @property
+    def follows_load(self) -> bool:
+        """Whether steps choose among widths."""
+        return len(self.widths) > 1
+
+    @property
     def window(self) -> int:
         """KV slots a step writes behind the committed prefix: the draft block or the tree."""
         return max(self.block_size, self.verify_width)

@@ -31,14 +31,20 @@ TALLY_STEPS = 8
 """Steps between two readings of the tally."""
 REPLAYS = 3
 
-
 _plans: WeakKeyDictionary[Any, StepPlan] = WeakKeyDictionary()
+
+
+def _plan_of_widths(runner: ModelRunner) -> StepPlan | None:
+    """The plan of a target whose steps choose among captured widths; None for any other runner."""
+    plan = _plans.get(runner)
+    captures = get_exec().graph.cuda_graph_config is not None
+    return plan if plan is not None and plan.follows_load and captures else None
 
 
 def capture_own_width(original: Callable[..., Any], runner: ModelRunner) -> Any:
     """Around SGLang's capture of a target: its own width is the widest, which few batch sizes can use."""
-    plan = _plans.get(runner)
-    if plan is None or len(plan.widths) == 1 or get_exec().graph.cuda_graph_config is None:
+    plan = _plan_of_widths(runner)
+    if plan is None:
         return original(runner)
     with captured_sizes(plan, plan.verify_width):
         return original(runner)
@@ -46,9 +52,8 @@ def capture_own_width(original: Callable[..., Any], runner: ModelRunner) -> Any:
 
 def largest_logits(original: Callable[..., int], runner: ModelRunner) -> int:
     """Around SGLang's count of rows for the logits buffer: a wide verify never meets the largest batch."""
-    plan = _plans.get(runner)
-    config = get_exec().graph.cuda_graph_config
-    if plan is None or len(plan.widths) == 1 or config is None:
+    plan = _plan_of_widths(runner)
+    if plan is None:
         return original(runner)
     sizes, _ = get_batch_sizes_to_capture(runner, plan.verify_width)
     return max(width * max(sizes_of(plan, width, sizes)) for width in plan.widths)
@@ -84,7 +89,7 @@ class VerifyWidths:
         own = _Forward(self.runner.attn_backend, self.runner.decode_cuda_graph_runner)
         widest = self.plan.verify_width
         self.forwards = dict.fromkeys(self.plan.widths, own)
-        if len(self.plan.widths) == 1:
+        if not self.plan.follows_load:
             return
         # Without graphs nothing is known of the times before they are measured.
         sizes = {2**power for power in range(int(self.runner.max_running_requests).bit_length() + 1)}
@@ -192,7 +197,7 @@ class VerifyWidths:
 
 def sizes_of(plan: StepPlan, width: int, sizes: list[int]) -> list[int]:
     """The batch sizes to capture at a width: all up to the draft's block, above it those that can win."""
-    if width <= plan.block_size or len(plan.widths) == 1:
+    if width <= plan.block_size or not plan.follows_load:
         return sizes
     return [size for size in sizes if size * width <= WIDE_TOKENS] or sizes[:1]
 
@@ -248,7 +253,7 @@ class _Meter:
         if self.previous is not None:
             # From one step's launch to the next one's: under overlap the host runs one step ahead of the device.
             start, size, step_width = self.previous
-            if size == batch_size and step_width in self.policy.costs.candidates(size):
+            if size == batch_size:
                 self.policy.costs.observe(size, step_width, 1000 * (now - start))
         self.previous = (now, batch_size, width)
 
