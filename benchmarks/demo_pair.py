@@ -98,6 +98,8 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
             for temperature in (0.0, 1.0)
         },
     }
+    if arguments.profile:
+        profile(engine, prompts[0], arguments.profile / name.replace(",", "").replace(" ", "-"))
     if arguments.texts:
         result["texts"] = texts(engine, prompts[:64], ranked=name == "AR")
     widths = [state.get("ddtree_widths") for state in engine.get_server_info()["internal_states"]]
@@ -132,6 +134,15 @@ def rates(engine: Any, prompts: list[list[int]], batch: int, temperature: float)
             engine.generate(input_ids=group, sampling_params=sampling)
         found.append(len(order) * NEW_TOKENS / (time.perf_counter() - start))
     return [round(rate, 1) for rate in sorted(found)]
+
+
+def profile(engine: Any, prompt: list[int], folder: Path) -> None:
+    """SGLang's own profile of one request's steps at temperature 0 and 1, for `step_profile.py`."""
+    for temperature in (0, 1):
+        engine.start_profile(output_dir=f"{folder}-T{temperature}", activities=["CPU", "GPU"])
+        sampling = {"temperature": temperature, "max_new_tokens": 60, "ignore_eos": True}
+        engine.generate(input_ids=prompt, sampling_params=sampling)
+        engine.stop_profile()
 
 
 def texts(engine: Any, prompts: list[list[int]], *, ranked: bool) -> list[dict[str, Any]]:
@@ -203,6 +214,7 @@ def main() -> None:
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="only these arms")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--batch-sampled", type=int, nargs="*", default=[1, 8], help="at temperature 1")
+    parser.add_argument("--profile", type=Path, help="a folder for profiles")
     parser.add_argument("--texts", action="store_true", help="compare 64 greedy texts with plain decoding's")
     parser.add_argument("--run", choices=list(ARMS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,8 +1,9 @@
 """Engines that start at the same time and measure one after the other, so that none is timed while another works.
 
 An arm is a process of the calling script, started with `--run NAME`: it builds its engine, calls `ready()`, and
-prints its result with `report()`. Several scripts do so together when SIDE_BY_SIDE=FOLDER:N is set in their
-environment, N being their number: none measures before all engines of all of them stand.
+prints its result with `report()`. An arm that waits is stopped with all its processes, since an idle engine's
+scheduler polls and takes a core from the one that is timed. Several scripts do so together when SIDE_BY_SIDE=FOLDER:N
+is set in their environment, N being their number: none measures before all engines of all of them stand.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,31 @@ def run_arms(
         log = out.with_name(f"log-{'-'.join(name.replace(',', '').split())}.txt").open("w")
         command = [sys.executable, script, *sys.argv[1:], "--run", name]
         processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
         )
         time.sleep(stagger)
-    for name, process in processes.items():
-        print(name, "ready" if _wait_for(process, "READY") is not None else "failed to start", flush=True)
     results: dict[str, Any] = {}
-    with _turn():
-        _measure(processes, out, shown, results)
+    try:
+        for name, process in processes.items():
+            is_ready = _wait_for(process, "READY") is not None
+            print(name, "ready" if is_ready else "failed to start", flush=True)
+            _signal(process, signal.SIGSTOP)
+        with _turn():
+            _measure(processes, out, shown, results)
+    finally:
+        for process in processes.values():
+            _signal(process, signal.SIGKILL)
     return results
+
+
+def _signal(process: subprocess.Popen[str], number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 @contextmanager
@@ -84,6 +102,7 @@ def _measure(
             results[name] = {"error": "did not start; see its log"}
             continue
         assert process.stdin is not None
+        _signal(process, signal.SIGCONT)
         process.stdin.write("go\n")
         process.stdin.flush()
         line = _wait_for(process, "RESULT ")

@@ -3,7 +3,7 @@
     python benchmarks/step_profile.py FOLDER [--out FILE]
 
 For every profile: decode steps, wall time of one, GPU time in the draft's and the target's CUDA graph and outside of
-them, how long the GPU idled, launches by kind, and the kernels outside the graphs.
+them, how long the GPU idled, launches by kind, the kernels outside the graphs and the longest inside them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx")
+LONGEST = 16
 
 
 def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
     in_graphs = [sum(busy[number] for _, number in kept[at::per_step]) / steps for at in range(per_step)]
     out_us = sum(sum(durations) for durations in outside.values()) / counted
     wall = (last - first) / counted
+    within = [_by_name([work[number] for _, number in kept[at::per_step]]) for at in range(per_step)]
     top = sorted(outside.items(), key=lambda item: -len(item[1]))
     return {
         "steps": counted,
@@ -71,6 +73,21 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
             name: [round(len(durations) / counted, 2), round(sum(durations) / counted, 1)]
             for name, durations in top
         },
+        "kernels_in_graphs": within,
+    }
+
+
+def _by_name(replays: list[list[dict[str, Any]]]) -> dict[str, list[float]]:
+    """The kernels that take most of a graph: how many a replay, and their microseconds in all."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for replay in replays:
+        for kernel in replay:
+            found[kernel["name"][:90]].append(kernel["dur"])
+    longest = sorted(found.items(), key=lambda item: -sum(item[1]))[:LONGEST]
+    count = len(replays)
+    return {
+        name: [round(len(durations) / count, 2), round(sum(durations) / count, 1)]
+        for name, durations in longest
     }
 
 

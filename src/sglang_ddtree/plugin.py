@@ -71,7 +71,17 @@ def _hint() -> str:
 
 
 def _register() -> None:
-    from .host import admission, backend, drafter, flags, metrics, recurrent_seams, seams
+    from .host import (
+        admission,
+        backend,
+        drafter,
+        flags,
+        metrics,
+        recurrent_seams,
+        seams,
+        verify_attention,
+        verify_metadata,
+    )
     from .step import algorithm
 
     algorithm.register()
@@ -81,6 +91,8 @@ def _register() -> None:
     admission.install()
     seams.install()
     recurrent_seams.install()
+    verify_attention.install()
+    verify_metadata.install()
     metrics.install()
 
 

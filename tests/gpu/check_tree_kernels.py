@@ -39,7 +39,18 @@ from sglang_ddtree.tree import (  # noqa: E402
     verify_width,
     write_tree_mask,
 )
+from sglang_ddtree.tree.sample import sample_torch  # noqa: E402
+from sglang_ddtree.tree.sample_limits import Limits  # noqa: E402
 from unit.tree import triton_twins  # noqa: E402
+from unit.tree.distributions import (  # noqa: E402
+    COMBINATIONS,
+    LOGITS,
+    VOCAB,
+    assert_follows,
+    distribution,
+    p_value,
+    parameters_of,
+)
 from unit.tree.tree_cases import likely_targets, random_candidates  # noqa: E402
 
 DEPTHS, TOPK = 15, 16
@@ -54,6 +65,8 @@ TWIN_CASES = {
     "window": (60, 256),
     "mask": (40, 96),
     "candidates": (60, 0),
+    "sample": (400, 0),
+    "sample_noise": (60, 0),
 }
 
 
@@ -168,7 +181,7 @@ def check_no_sync() -> dict[str, Any]:
     def everything() -> None:
         draft_candidates(draft_logits, TOPK)
         _, topology, _ = step.run()
-        for filters in (False, True):
+        for top_k, others in ((False, False), (True, False), (False, True), (True, True)):
             for bound in (None, 20):
                 for seeded in (False, True):
                     sample_target(
@@ -179,9 +192,9 @@ def check_no_sync() -> dict[str, Any]:
                         ones * 0.1,
                         width,
                         greedy=False,
-                        need_top_k=filters,
-                        need_top_p=filters,
-                        need_min_p=filters,
+                        need_top_k=top_k,
+                        need_top_p=others,
+                        need_min_p=others,
                         max_top_k=bound,
                         seeds=seeds if seeded else None,
                         positions=topology.positions if seeded else None,
@@ -199,25 +212,77 @@ def check_no_sync() -> dict[str, Any]:
 
 
 def check_sampler() -> dict[str, Any]:
-    """The same noise gives the same tokens on CUDA and on the CPU, but for rounding at near ties."""
+    """The kernels on CUDA against torch on the CPU under the same noise, and against exact distributions."""
+    return {"same_noise": _same_noise(), "own_noise": _own_noise()}
+
+
+def _same_noise() -> dict[str, Any]:
+    """The same noise gives the same tokens, but for rounding at near ties."""
     generator = torch.Generator().manual_seed(9)
     batch, width, vocab = 4, 64, 8000
     logits = torch.randn(batch * width, vocab, generator=generator) * 3
     noise = torch.empty(batch * width, vocab).exponential_(generator=generator)
+    moved_logits, moved_noise = logits.cuda(), noise.cuda()
     parameters = (
         torch.tensor([[1.0], [0.7], [1.3], [1.0]]),
         torch.tensor([1 << 30, 50, 1, 200], dtype=torch.int32),
         torch.tensor([0.9, 0.95, 1.0, 0.8]),
         torch.tensor([0.0, 0.02, 0.0, 0.1]),
     )
-    flags = {"greedy": False, "need_top_k": True, "need_top_p": True, "need_min_p": True}
-    expected = sample_target(logits, *parameters, width, noise=noise, **flags)
-    moved = [tensor.cuda() for tensor in parameters]
-    got = sample_target(logits.cuda(), *moved, width, noise=noise.cuda(), **flags).cpu()
-    differing = int((got != expected).sum())
-    assert differing <= 2, f"{differing} of {got.numel()} sampled tokens differ"
-    assert torch.equal(got.view(batch, width)[2], logits.argmax(dim=-1).view(batch, width)[2])
-    return {"tokens": got.numel(), "differing": differing}
+    found: dict[str, Any] = {}
+    for top_k, top_p, min_p, bound in (
+        (False, False, False, None),
+        (True, False, False, None),
+        (True, True, True, 50),
+        (False, True, False, None),
+        (False, False, True, None),
+        (True, True, True, None),
+    ):
+        flags = {"need_top_k": top_k, "need_top_p": top_p, "need_min_p": min_p, "max_top_k": bound}
+        temperatures, top_ks, *others = parameters
+        limits = (temperatures, top_ks if bound is None else top_ks.clamp(max=bound), *others)
+        expected = sample_target(logits, *limits, width, noise=noise, **flags)
+        moved = [tensor.cuda() for tensor in limits]
+        got = sample_target(moved_logits, *moved, width, noise=moved_noise, **flags).cpu()
+        differing = int((got != expected).sum())
+        assert differing <= 2, f"{flags}: {differing} of {got.numel()} sampled tokens differ"
+        if top_k:
+            assert torch.equal(got.view(batch, width)[2], logits.argmax(dim=-1).view(batch, width)[2]), flags
+        found[" ".join(name for name, value in flags.items() if value) or "temperature"] = differing
+    return {"tokens_each": got.numel(), "differing": found}
+
+
+def _own_noise() -> dict[str, Any]:
+    """Draws with the noise of the kernels, of 12 tokens spread over a vocabulary of several parts."""
+    width, vocab = 40_000, 9000
+    places = torch.arange(VOCAB, device="cuda") * 700 + 123
+    back = torch.full((vocab,), VOCAB, device="cuda")
+    back[places] = torch.arange(VOCAB, device="cuda")
+    logits = torch.full((width, vocab), float("-inf"), device="cuda")
+    logits[:, places] = torch.tensor(LOGITS, device="cuda")
+    source = torch.Generator("cuda").manual_seed(14)
+    done = 0
+    for request in COMBINATIONS:
+        limits = [tensor.cuda() for tensor in parameters_of([request])]
+        need = {
+            "need_top_k": request.top_k < VOCAB,
+            "need_top_p": request.top_p < 1,
+            "need_min_p": request.min_p > 0,
+        }
+        for bound in (None, request.top_k) if need["need_top_k"] else (None,):
+            drawn = sample_target(logits, *limits, width, max_top_k=bound, generator=source, **need)
+            assert_follows(back[drawn].cpu(), request, (request, bound), least=1e-4)
+            done += 1
+    # A batch in which every request has filters of its own.
+    rows = 4000
+    limits = [tensor.cuda() for tensor in parameters_of(COMBINATIONS)]
+    flags = {"need_top_k": True, "need_top_p": True, "need_min_p": True}
+    mixed = logits[: len(COMBINATIONS) * rows]
+    drawn = sample_target(mixed, *limits, rows, generator=source, **flags).view(-1, rows)
+    for tokens, request in zip(drawn, COMBINATIONS, strict=True):
+        counts = torch.bincount(back[tokens], minlength=VOCAB).tolist()
+        assert p_value(counts, distribution(LOGITS, request)) > 1e-4, (request, counts)
+    return {"distributions": done + len(COMBINATIONS), "draws_each": width}
 
 
 def microseconds(function: Callable[[], Any], *, repeat: int = 20, rounds: int = 15) -> float:
@@ -312,12 +377,28 @@ def measure_vocabulary(quick: bool) -> dict[str, Any]:
                 max_top_k=bound,
             )
 
+        def sample_in_torch(
+            top_p: bool,
+            logits: torch.Tensor = logits,
+            ones: torch.Tensor = ones,
+            top_ks: torch.Tensor = top_ks,
+        ) -> torch.Tensor:
+            limits = Limits(ones, top_ks, ones * 0.95, ones * 0.0, False, top_p, False)
+            return sample_torch(logits, limits, width)
+
         table[f"batch {batch}"] = {
             "candidates_us": microseconds(lambda x=draft_logits: draft_candidates(x, TOPK), repeat=4),
             "greedy_us": microseconds(lambda s=sample: s(True, False, False), repeat=2),
             "temperature_us": microseconds(lambda s=sample: s(False, False, False), repeat=2),
+            "temperature_in_torch_us": microseconds(lambda s=sample_in_torch: s(False), repeat=2),
             "top_k_bound_us": microseconds(lambda s=sample: s(False, True, True, 20), repeat=2),
             "top_p_us": microseconds(lambda s=sample: s(False, False, True), repeat=2),
+            "top_p_peaked_us": microseconds(
+                lambda s=sample, peaked=logits * 4: s(False, False, True, logits=peaked), repeat=2
+            ),
+            "top_p_in_torch_us": microseconds(lambda s=sample_in_torch: s(True), repeat=2),
+            "temperature_host_us": host_microseconds(lambda s=sample: s(False, False, False)),
+            "top_p_host_us": host_microseconds(lambda s=sample: s(False, False, True)),
         }
     return table
 

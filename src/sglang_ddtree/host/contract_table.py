@@ -272,8 +272,58 @@ ROWS = (
         "ModelRunner.forward(self, forward_batch, skip_attn_backend_init, pp_proxy_tensors, "
         "reinit_attn_backend, split_forward_count)",
         "ModelRunner._extend_forward_kwargs(self, forward_batch, pp_proxy_tensors)",
-        "ModelRunner.init_decode_cuda_graph(self)",
         "ModelRunner._get_attention_backend(self, init_new_workspace)",
+    ),
+    *_names(
+        "sglang.srt.layers.attention.triton_backend",
+        "host.verify_attention, host.verify_metadata",
+        "TritonAttnBackend.__init__(self, model_runner, skip_prefill, kv_indptr_buf, *, dllm_fa4)",
+        "TritonAttnBackend.init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf, "
+        "cuda_graph_num_kv_splits_buf)",
+        "TritonAttnBackend._init_forward_metadata_out_graph(self, forward_batch, in_capture)",
+        "TritonAttnBackend._target_verify_num_tokens_per_req(self, spec_info)",
+        "TritonAttnBackend.cuda_graph_kv_indices",
+        "TritonAttnBackend.device",
+        "TritonAttnBackend.device_core_count",
+        "TritonAttnBackend.init_forward_metadata_in_graph(self, forward_batch)",
+        "TritonAttnBackend.kv_index_translator",
+        "TritonAttnBackend.kv_indptr",
+        "TritonAttnBackend.mask_indptr",
+        "TritonAttnBackend.qo_indptr",
+        "TritonAttnBackend.sliding_window_size",
+        "TritonAttnBackend.use_sliding_window_kv_pool",
+        "TritonAttnBackend.use_verify_splitkv",
+        "TritonAttnBackend.v_head_dim",
+        "TritonAttnBackend.verify_splitkv_fwd",
+    ),
+    *_names(
+        "sglang.srt.layers.attention.base_attn_backend",
+        "host.verify_metadata",
+        "AttentionBackend.dllm_attention",
+    ),
+    *_names(
+        "sglang.srt.mem_cache.kv_index_translator",
+        "host.verify_metadata",
+        "KVIndexTranslator._reads_translated(self, kind)",
+        "KVIndexTranslator.pack_read_stream(self, plan, *, req_pool_indices, seq_lens, indptr, out, kv_start_idx, "
+        "kind, token_mapping, num_token_blocks, kv_lens_sum)",
+    ),
+    *_names(
+        "sglang.srt.mem_cache.kv_loc_plan",
+        "host.verify_metadata",
+        "IdSpaceKind.FULL",
+    ),
+    *_names(
+        "sglang.kernels.ops.attention.verify_splitkv",
+        "host.verify_attention",
+        "verify_splitkv_fwd(q_extend, k_extend, v_extend, o_extend, k_buffer, v_buffer, qo_indptr, kv_indptr, "
+        "kv_indices, custom_mask, is_causal, mask_indptr, max_len_extend, k_scale, v_scale, sm_scale, logit_cap, "
+        "skip_prefix_custom_mask, sliding_window_size, sinks, window_kv_offsets, xai_temperature_len, max_bs)",
+    ),
+    *_names(
+        "sglang.srt.model_executor.model_runner_components.cuda_graph_setup",
+        "host.seams",
+        "capture_decode_graph(*, model_runner)",
     ),
     *_names(
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner",

@@ -86,12 +86,12 @@ def _capture_input(custom_mask: Any, width: int) -> SpecInput:
     )
 
 
-def capture_decode_graph(original: Callable[..., Any], runner: Any) -> Any:
+def capture_decode_graph(original: Callable[..., Any], *, model_runner: Any) -> Any:
     if not serves_ddtree():
-        return original(runner)
+        return original(model_runner=model_runner)
     from ..step.widths import capture_own_width
 
-    return capture_own_width(original, runner)
+    return capture_own_width(original, model_runner)
 
 
 def logits_rows(original: Callable[..., int], runner: Any) -> int:
@@ -140,7 +140,7 @@ def install() -> None:
         captured_verify_input,
     )
     declare(
-        "sglang.srt.model_executor.model_runner.ModelRunner.init_decode_cuda_graph",
+        "sglang.srt.model_executor.model_runner_components.cuda_graph_setup.capture_decode_graph",
         "around",
         "a wide verify is captured for the batch sizes that can use it alone",
         capture_decode_graph,

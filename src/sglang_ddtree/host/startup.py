@@ -10,6 +10,7 @@ from sglang.srt.runtime_context import get_spec
 
 from .flags import ddtree_config
 from .recurrent import recurrent_family
+from .verify_attention import workspace_bytes
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -145,11 +146,12 @@ def memory_line(worker: DDTreeWorker) -> str:
         sizes["mask"] += mask.buffer.nbytes if mask is not None else 0
         # On a hybrid target the buffers are those of the full attention's backend.
         backend = getattr(backend, "full_attn_backend", backend)
-        # Of SGLang's triton backend: context slots and partial results per captured row.
+        # Of SGLang's triton backend: context slots and partial results of the captured batch.
         sizes["kv_indices"] += _nbytes(backend, "cuda_graph_kv_indices")
         sizes["attention"] += _nbytes(backend, "cuda_graph_attn_logits") + _nbytes(
             backend, "cuda_graph_attn_lse"
         )
+    sizes["attention"] += workspace_bytes()
     sizes["trees"] = worker.captured_trees.nbytes if worker.captured_trees is not None else 0
     parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in sizes.items())
     return f"{sum(sizes.values()) / 2**20:.1f} MiB ({parts})"

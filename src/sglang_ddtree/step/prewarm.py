@@ -53,7 +53,7 @@ def rehearse_steps(worker: DDTreeWorker) -> None:
 
 
 def rehearse_sampling(worker: DDTreeWorker) -> SamplingPrewarmResult:
-    """Sample a whole batch of trees with top-p, the costliest filter, and measure the peak.
+    """Sample a whole batch of trees in every way, so that each kernel is compiled, and measure the peak.
 
     Raises:
         RuntimeError: it does not fit, with the number and the flags to lower.
@@ -86,22 +86,27 @@ def _requests_are_seeded() -> bool:
 
 
 def _peak_bytes(batch: int, width: int, vocab_size: int, device: str, *, seeded: bool) -> int:
+    """The most that a step's sampling allocates, top-p being the costliest filter of seeded requests."""
     logits = torch.zeros(batch * width, vocab_size, device=device)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    sample_target(
-        logits,
-        torch.ones(batch, 1, device=device),
-        torch.full((batch,), vocab_size, device=device),
-        torch.full((batch,), 0.95, device=device),
-        torch.zeros(batch, device=device),
-        width,
-        need_top_k=False,
-        need_top_p=True,
-        need_min_p=False,
-        seeds=torch.zeros(batch, dtype=torch.int64, device=device) if seeded else None,
-        positions=torch.zeros(batch, width, dtype=torch.int64, device=device),
-    )
+    # Temperature alone, top-p, and the sizes of top-k that have a kernel of their own.
+    variants = ((False, None), (True, None), (False, 32), (False, 64))
+    for need_top_p, max_top_k in ((True, None),) if seeded else variants:
+        sample_target(
+            logits,
+            torch.ones(batch, 1, device=device),
+            torch.full((batch,), max_top_k or vocab_size, dtype=torch.int32, device=device),
+            torch.full((batch,), 0.95, device=device),
+            torch.zeros(batch, device=device),
+            width,
+            need_top_k=max_top_k is not None,
+            need_top_p=need_top_p,
+            need_min_p=False,
+            max_top_k=max_top_k,
+            seeds=torch.zeros(batch, dtype=torch.int64, device=device) if seeded else None,
+            positions=torch.zeros(batch, width, dtype=torch.int64, device=device),
+        )
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before

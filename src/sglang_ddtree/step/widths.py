@@ -27,36 +27,73 @@ logger = logging.getLogger(__name__)
 WIDE_TOKENS = 512
 """A width above the draft's block is captured for batches of up to this many verified tokens: beyond, its cost on
 a Hopper GPU grows with the tokens, its gain does not."""
+WIDE_FLOPS = 1.2e12
+"""A small model's step is bound by its launches for longer: up to the tokens that take this much computing, some
+milliseconds on a Hopper GPU..."""
+WIDE_LOGITS = 2**30
+"""...and whose float32 logits take this many bytes, or as many as the draft's block brings at the largest batch."""
 TALLY_STEPS = 8
 """Steps between two readings of the tally."""
 REPLAYS = 3
 
-_plans: WeakKeyDictionary[Any, StepPlan] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class CapturePlan:
+    """Which batch sizes each width is captured for.
+
+    Attributes:
+        plan: the server's.
+        parameters: of the target.
+        vocab_size: columns of its logits.
+    """
+
+    plan: StepPlan
+    parameters: int
+    vocab_size: int
+
+    def sizes_of(self, width: int, sizes: list[int]) -> list[int]:
+        """Of the batch sizes that SGLang captures: all up to the draft's block, above it those that can win."""
+        if width <= self.plan.block_size or not self.plan.follows_load:
+            return sizes
+        rows = max(WIDE_LOGITS // (4 * self.vocab_size), self.plan.block_size * max(sizes))
+        tokens = max(WIDE_TOKENS, min(int(WIDE_FLOPS / (2 * self.parameters)), rows))
+        return [size for size in sizes if size * width <= tokens] or sizes[:1]
+
+    @contextmanager
+    def captured(self, width: int) -> Iterator[None]:
+        """Captures of the target within see the batch sizes of this width."""
+        config = get_exec().graph.cuda_graph_config
+        decode = dataclasses.replace(config.decode, bs=self.sizes_of(width, sorted(config.decode.bs)))
+        with get_exec().graph.override(cuda_graph_config=dataclasses.replace(config, decode=decode)):
+            yield
 
 
-def _plan_of_widths(runner: ModelRunner) -> StepPlan | None:
-    """The plan of a target whose steps choose among captured widths; None for any other runner."""
-    plan = _plans.get(runner)
-    captures = get_exec().graph.cuda_graph_config is not None
-    return plan if plan is not None and plan.follows_load and captures else None
+_capture_plans: WeakKeyDictionary[Any, CapturePlan] = WeakKeyDictionary()
+
+
+def _captured_widths(runner: ModelRunner) -> CapturePlan | None:
+    """Of a target whose steps choose among captured widths; None for any other runner."""
+    captures = _capture_plans.get(runner)
+    has_graphs = get_exec().graph.cuda_graph_config is not None
+    return captures if captures is not None and captures.plan.follows_load and has_graphs else None
 
 
 def capture_own_width(original: Callable[..., Any], runner: ModelRunner) -> Any:
     """Around SGLang's capture of a target: its own width is the widest, which few batch sizes can use."""
-    plan = _plan_of_widths(runner)
-    if plan is None:
-        return original(runner)
-    with captured_sizes(plan, plan.verify_width):
-        return original(runner)
+    captures = _captured_widths(runner)
+    if captures is None:
+        return original(model_runner=runner)
+    with captures.captured(captures.plan.verify_width):
+        return original(model_runner=runner)
 
 
 def largest_logits(original: Callable[..., int], runner: ModelRunner) -> int:
     """Around SGLang's count of rows for the logits buffer: a wide verify never meets the largest batch."""
-    plan = _plan_of_widths(runner)
-    if plan is None:
+    captures = _captured_widths(runner)
+    if captures is None:
         return original(runner)
-    sizes, _ = get_batch_sizes_to_capture(runner, plan.verify_width)
-    return max(width * max(sizes_of(plan, width, sizes)) for width in plan.widths)
+    sizes, _ = get_batch_sizes_to_capture(runner, captures.plan.verify_width)
+    return max(width * max(captures.sizes_of(width, sizes)) for width in captures.plan.widths)
 
 
 @dataclass(frozen=True)
@@ -74,7 +111,10 @@ class VerifyWidths:
     """
 
     def __init__(self, plan: StepPlan, runner: ModelRunner, draft_runner: ModelRunner) -> None:
-        _plans[runner] = plan
+        parameters = sum(parameter.numel() for parameter in runner.model.parameters())
+        self.captures = _capture_plans[runner] = CapturePlan(
+            plan, parameters, int(runner.model_config.vocab_size)
+        )
         self.plan = plan
         self.runner = runner
         self.draft_runner = draft_runner
@@ -173,7 +213,7 @@ class VerifyWidths:
     def _capture_one(self, width: int) -> _Forward:
         runner = self.runner
         kept = runner.init_new_workspace
-        with get_spec().override(speculative_num_draft_tokens=width), captured_sizes(self.plan, width):
+        with get_spec().override(speculative_num_draft_tokens=width), self.captures.captured(width):
             try:
                 backend = runner._get_attention_backend(init_new_workspace=True)
             finally:
@@ -193,23 +233,6 @@ class VerifyWidths:
             for size in forward.graphs.capture_bs:
                 found[size, width] = draft_ms.get(size, 0.0) + replay_ms(forward.graphs, size)
         return found
-
-
-def sizes_of(plan: StepPlan, width: int, sizes: list[int]) -> list[int]:
-    """The batch sizes to capture at a width: all up to the draft's block, above it those that can win."""
-    if width <= plan.block_size or not plan.follows_load:
-        return sizes
-    return [size for size in sizes if size * width <= WIDE_TOKENS] or sizes[:1]
-
-
-@contextmanager
-def captured_sizes(plan: StepPlan, width: int) -> Iterator[None]:
-    """Captures of the target within see the batch sizes of this width."""
-    config = get_exec().graph.cuda_graph_config
-    sizes = sizes_of(plan, width, sorted(config.decode.bs))
-    decode = dataclasses.replace(config.decode, bs=sizes)
-    with get_exec().graph.override(cuda_graph_config=dataclasses.replace(config, decode=decode)):
-        yield
 
 
 def replay_ms(graphs: Any, size: int) -> float:

@@ -8,6 +8,7 @@ from .candidates import DraftCandidates
 from .capacity import MAX_DEPTHS, MAX_NODES, MAX_TOPK, tree_capacity
 from .tree import DraftTree
 from .triton_device import require_kernel_device
+from .triton_order import key_value, ordered
 
 _ONE_WARP_LANES = 256
 # Up to here one warp is faster: the reduction needs no barrier between warps.
@@ -65,10 +66,8 @@ def build_triton(
 def _key(score, level, parent, rank):  # type: ignore[no-untyped-def]
     # One int64 that sorts like (score, shallower first, smaller parent first) and carries the rank along, so
     # that a single max reduction finds the best prefix and everything about it.
-    bits = score.to(tl.int32, bitcast=True)
-    ordered = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     low = ((63 - level) << 18) | ((2047 - parent) << 7) | rank
-    return (ordered.to(tl.int64) << 32) | low.to(tl.int64)
+    return (ordered(score).to(tl.int64) << 32) | low.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["nodes", "width", "depths", "topk"])
@@ -113,9 +112,7 @@ def _build_kernel(  # type: ignore[no-untyped-def]
     count = tl.full((), 1, dtype=tl.int32)
     for slot in range(1, nodes + 1):
         best = tl.max(keys, axis=0)
-        ordered = (best >> 32).to(tl.int32)
-        bits = tl.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF)
-        score = bits.to(tl.float32, bitcast=True)
+        score = key_value(best)
         live = score > float("-inf")
         low = (best & 0xFFFFFF).to(tl.int32)
         rank = low & 0x7F

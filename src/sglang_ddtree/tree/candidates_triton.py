@@ -6,6 +6,7 @@ import triton.language as tl
 
 from .candidates import DraftCandidates
 from .triton_device import require_kernel_device
+from .triton_order import LOWEST, best_keys, key_token, key_value, ordered, token_key
 
 _PART = 4096
 # Columns of one program: enough programs for the whole GPU at batch 1, few enough that they sort little.
@@ -54,13 +55,6 @@ def draft_candidates_triton(logits: torch.Tensor, topk: int) -> DraftCandidates:
     return DraftCandidates(token_ids, logprobs)
 
 
-@triton.jit
-def _ordered(value):  # type: ignore[no-untyped-def]
-    # float32 bits as an int32 that sorts like the number.
-    bits = value.to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-
-
 @triton.jit(do_not_specialize=["vocab", "depths", "topk", "batch_stride", "depth_stride"])
 def _part_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
@@ -87,17 +81,9 @@ def _part_kernel(  # type: ignore[no-untyped-def]
     tl.store(sums_ptr + out * 2, top)
     tl.store(sums_ptr + out * 2 + 1, tl.sum(tl.exp(values - top), axis=0))
 
-    # One int64 that sorts like (logit, smaller token first). Columns outside lose to every token.
-    keys = (_ordered(values).to(tl.int64) << 32) | (0x7FFFFFFF - columns).to(tl.int64)
-    lowest = -0x7FFFFFFFFFFFFFFF
-    keys = tl.where(inside, keys, lowest)
-    lanes = tl.arange(0, LANES)
-    best = tl.full([LANES], lowest, dtype=tl.int64)
-    for rank in range(topk):
-        key = tl.max(keys, axis=0)
-        best = tl.where(lanes == rank, key, best)
-        keys = tl.where(keys == key, lowest, keys)
-    tl.store(keys_ptr + out * LANES + lanes, best)
+    # Columns outside lose to every token.
+    keys = tl.where(inside, token_key(ordered(values), columns), LOWEST)
+    tl.store(keys_ptr + out * LANES + tl.arange(0, LANES), best_keys(keys, topk, LANES))
 
 
 @triton.jit(do_not_specialize=["parts", "topk"])
@@ -120,19 +106,13 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     top = tl.max(tops, axis=0)
     logsumexp = top + tl.log(tl.sum(totals * tl.exp(tops - top), axis=0))
 
-    lowest = -0x7FFFFFFFFFFFFFFF
     at = tl.arange(0, KEYS)
-    keys = tl.load(keys_ptr + row * parts * LANES + at, mask=at < parts * LANES, other=lowest)
+    keys = tl.load(keys_ptr + row * parts * LANES + at, mask=at < parts * LANES, other=LOWEST)
+    best = best_keys(keys, topk, LANES)
     lanes = tl.arange(0, LANES)
-    best = tl.full([LANES], lowest, dtype=tl.int64)
-    for rank in range(topk):
-        key = tl.max(keys, axis=0)
-        best = tl.where(lanes == rank, key, best)
-        keys = tl.where(keys == key, lowest, keys)
-    ordered = (best >> 32).to(tl.int32)
-    values = tl.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    values = key_value(best)
     logprobs = values - logsumexp
     # A row with NaN or only -inf has no distribution: it proposes nothing instead of spreading NaN.
     logprobs = tl.where(logprobs == logprobs, tl.minimum(logprobs, 0.0), float("-inf"))
-    tl.store(token_ids_ptr + row * topk + lanes, 0x7FFFFFFF - (best & 0x7FFFFFFF), mask=lanes < topk)
+    tl.store(token_ids_ptr + row * topk + lanes, key_token(best), mask=lanes < topk)
     tl.store(logprobs_ptr + row * topk + lanes, logprobs, mask=lanes < topk)

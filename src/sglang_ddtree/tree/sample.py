@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .sample_limits import Limits
 from .seeded_noise import seeded_gumbel
 
 _MAX_CELLS = 1 << 26
@@ -34,9 +35,12 @@ def sample_target(
     SGLang's pytorch sampling backend: top-k keeps the k most probable tokens, top-p those before which at
     most top_p of the mass lies, min-p those with at least min_p times the greatest probability. A token must
     pass all three; the rest is renormalised. A request with top_k 1 is greedy (SGLang's form of temperature
-    0) and gets exactly the argmax.
+    0) and gets exactly the argmax, the smaller token id among equal logits. Equal probabilities go by token
+    id too, smallest first, except that on a CPU `max_top_k` leaves open which of them it cuts off.
 
-    The draw is an exponential race, argmax(p / E) with E ~ Exp(1), which needs no host round trip.
+    The draw is an exponential race, argmax(p / E) with E ~ Exp(1), which needs no host round trip. On CUDA
+    it is two Triton kernels and the draw of their seed; with `seeds` it stays in torch everywhere, for the
+    float64 noise that equals SGLang's.
 
     Args:
         logits: [B * W, V], any floating dtype; read only. Row b * W + i is slot i of request b.
@@ -51,7 +55,7 @@ def sample_target(
         need_min_p: some request has a min_p above 0.
         max_top_k: a bound on `top_ks` known on the host; spares unseeded batches the full sort.
         generator: source of unseeded noise, the device's default without it.
-        noise: float32 [B * W, V], positive: Exp(1) draws by token id, instead of the generator.
+        noise: float32 [B * W, V]: Exp(1) draws by token id, instead of the generator.
         seeds: int64 [B]. The draw of slot i is then a pure function of its distribution, the request's seed
             and `positions[b, i]`, whatever else is in the batch; noise goes by token id, not by rank.
         positions: int64 [B, W], required with `seeds`: prefix length + depth.
@@ -72,20 +76,55 @@ def sample_target(
     if seeds is not None and positions is None:
         raise ValueError("seeds need positions")
 
+    def per_request(values: torch.Tensor) -> torch.Tensor:
+        return values.reshape(batch).contiguous()
+
+    limits = Limits(
+        per_request(temperatures),
+        per_request(top_ks),
+        per_request(top_ps),
+        per_request(min_ps),
+        need_top_k,
+        need_top_p,
+        need_min_p,
+        max_top_k,
+    )
+    if seeds is None:
+        if logits.is_cuda:
+            from .sample_triton import sample_triton
+
+            return sample_triton(logits, limits, width, generator=generator, noise=noise)
+        return sample_torch(logits, limits, width, generator=generator, noise=noise)
+    return sample_torch(logits, limits, width, seeds=seeds, positions=positions)
+
+
+def sample_torch(
+    logits: torch.Tensor,
+    limits: Limits,
+    width: int,
+    *,
+    generator: torch.Generator | None = None,
+    noise: torch.Tensor | None = None,
+    seeds: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The plain twin of the Triton kernels; arguments as in `sample_target`."""
+    batch = logits.shape[0] // width
+
     def draw(first: int, last: int) -> torch.Tensor:
         rows = slice(first * width, last * width)
 
         def per_row(values: torch.Tensor) -> torch.Tensor:
             return values.reshape(batch)[first:last, None].expand(-1, width).reshape(-1, 1)
 
-        probs = torch.softmax(logits[rows].float() / per_row(temperatures), dim=-1)
+        probs = torch.softmax(logits[rows].float() / per_row(limits.temperatures), dim=-1)
         probs, columns = _filter(
             probs,
-            per_row(top_ks) if need_top_k else None,
-            per_row(top_ps) if need_top_p else None,
-            per_row(min_ps) if need_min_p else None,
+            per_row(limits.top_ks) if limits.need_top_k else None,
+            per_row(limits.top_ps) if limits.need_top_p else None,
+            per_row(limits.min_ps) if limits.need_min_p else None,
             # Which of several equal tokens passes may depend on the bound, hence on the batch.
-            max_top_k if seeds is None else None,
+            limits.max_top_k if seeds is None else None,
         )
         if seeds is not None and positions is not None:
             tokens = torch.arange(logits.shape[1], device=logits.device) if columns is None else columns
@@ -96,9 +135,11 @@ def sample_target(
         else:
             winner = _race(probs, columns, None if noise is None else noise[rows], generator)
         sampled = winner if columns is None else columns.gather(1, winner)
-        if need_top_k:
+        if limits.need_top_k:
             # The sort may order equal logits unlike argmax, and greedy text must not depend on the batch.
-            sampled = torch.where(per_row(top_ks) <= 1, logits[rows].argmax(dim=-1, keepdim=True), sampled)
+            sampled = torch.where(
+                per_row(limits.top_ks) <= 1, logits[rows].argmax(dim=-1, keepdim=True), sampled
+            )
         return sampled.squeeze(1)
 
     # Requests in portions: the temporaries of a large batch would not fit beside the KV cache.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,25 +25,44 @@ def plan(budget: Any, block_size: int = 16) -> Any:
     return StepPlan.resolve(block_size=block_size, budget=budget, topk_cap=16, vocab_size=1000)
 
 
+def captures(budget: Any, parameters: float = 8e9, vocab_size: int = 150_000) -> Any:
+    from sglang_ddtree.step.widths import CapturePlan
+
+    return CapturePlan(plan(budget), int(parameters), vocab_size)
+
+
 @pytest.mark.parametrize(
     ("width", "expected"), [(8, SIZES), (16, SIZES), (32, [1, 2, 4, 8, 12, 16]), (64, [1, 2, 4, 8])]
 )
 def test_wide_verifies_are_captured_for_small_batches(width: int, expected: list[int]) -> None:
-    from sglang_ddtree.step.widths import sizes_of
+    assert captures("auto").sizes_of(width, SIZES) == expected
 
-    assert sizes_of(plan("auto"), width, SIZES) == expected
+
+@pytest.mark.parametrize(
+    ("parameters", "vocab_size", "width", "expected"),
+    [
+        # 600 million parameters: 1,000 tokens.
+        (6e8, 150_000, 64, [1, 2, 4, 8, 12]),
+        (6e8, 150_000, 32, [1, 2, 4, 8, 12, 16, 24]),
+        # 135 million would take 4,444; their logits fit for all of these batches, with a large vocabulary for 1,789.
+        (1.35e8, 50_000, 64, SIZES),
+        (1.35e8, 150_000, 64, [1, 2, 4, 8, 12, 16, 24]),
+        # The draft's block brings 768 rows of logits in any case.
+        (1.35e8, 10_000_000, 64, [1, 2, 4, 8, 12]),
+    ],
+)
+def test_a_small_target_affords_more_tokens(
+    parameters: float, vocab_size: int, width: int, expected: list[int]
+) -> None:
+    assert captures("auto", parameters, vocab_size).sizes_of(width, SIZES) == expected
 
 
 def test_a_fixed_budget_is_captured_for_every_batch() -> None:
-    from sglang_ddtree.step.widths import sizes_of
-
-    assert sizes_of(plan(63), 64, SIZES) == SIZES
+    assert captures(63).sizes_of(64, SIZES) == SIZES
 
 
 def test_a_width_has_a_graph_even_where_every_batch_is_large() -> None:
-    from sglang_ddtree.step.widths import sizes_of
-
-    assert sizes_of(plan("auto"), 64, [32, 48]) == [32]
+    assert captures("auto").sizes_of(64, [32, 48]) == [32]
 
 
 @pytest.fixture
@@ -126,6 +147,11 @@ class _Runner:
 
     is_draft_worker = False
 
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(1, 1, device="meta", bias=False)
+        self.model_config = SimpleNamespace(vocab_size=150_000)
+        self.model.weight = torch.nn.Parameter(torch.empty(4_000_000_000, device="meta"))
+
 
 @pytest.mark.parametrize(("budget", "rows"), [("auto", 16 * 48), (63, 7)])
 def test_the_logits_buffer_holds_the_largest_step_and_no_more(
@@ -161,8 +187,36 @@ def test_captures_see_the_sizes_of_their_width_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(widths, "get_exec", lambda: SimpleNamespace(graph=graph))
     runner = _Runner()
     widths.VerifyWidths(plan("auto"), runner, runner)
-    seen = widths.capture_own_width(lambda _: graph.cuda_graph_config.decode.bs, runner)
+
+    def capture(*, model_runner: Any) -> Any:
+        return graph.cuda_graph_config.decode.bs
+
+    seen = widths.capture_own_width(capture, runner)
     assert seen == [1, 2, 4, 8]
     assert graph.cuda_graph_config is config
     assert config.decode.bs == SIZES
-    assert widths.capture_own_width(lambda _: graph.cuda_graph_config.decode.bs, _Runner()) == SIZES
+    assert widths.capture_own_width(capture, _Runner()) == SIZES
+
+
+def test_every_capture_of_a_target_goes_through_the_hook() -> None:
+    """SGLang builds the runner of decode graphs in one function, which all its callers share."""
+    from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+
+    from sglang_ddtree.host import seams
+    from sglang_ddtree.host.hooks import declared
+
+    seams.install()
+    target = next(hook.target for hook in declared() if hook.function is seams.capture_decode_graph)
+    module, _, name = target.rpartition(".")
+    assert module == cuda_graph_setup.__name__
+    folder = Path(cuda_graph_setup.__file__).parents[1]
+    sources = {path: ast.parse(path.read_text()) for path in folder.rglob("*.py")}
+    builders = {
+        function.name
+        for tree in sources.values()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and "get_graph_runner_cls" in ast.unparse(call.func)
+    }
+    assert builders == {name}

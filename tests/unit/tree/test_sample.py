@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-import math
-import statistics
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from sglang_ddtree.tree import sample_target
-
-VOCAB = 12
-NO_TOP_K = 1 << 30
-
-
-@dataclass(frozen=True)
-class Request:
-    temperature: float = 1.0
-    top_k: int = NO_TOP_K
-    top_p: float = 1.0
-    min_p: float = 0.0
+from unit.tree.distributions import (
+    COMBINATIONS,
+    LOGITS,
+    NO_TOP_K,
+    VOCAB,
+    Request,
+    assert_follows,
+    distribution,
+    p_value,
+    parameters_of,
+)
 
 
 def _sample(logits: torch.Tensor, requests: list[Request], width: int, **kwargs: object) -> torch.Tensor:
@@ -30,64 +26,10 @@ def _sample(logits: torch.Tensor, requests: list[Request], width: int, **kwargs:
     }
     return sample_target(
         logits,
-        torch.tensor([[r.temperature] for r in requests]),
-        torch.tensor([r.top_k for r in requests], dtype=torch.int32),
-        torch.tensor([r.top_p for r in requests]),
-        torch.tensor([r.min_p for r in requests]),
+        *parameters_of(requests),
         width,
         **(flags | kwargs),  # type: ignore[arg-type]
     )
-
-
-def _distribution(logits: list[float], request: Request) -> list[float]:
-    """The exact distribution, token by token in float64."""
-    scaled = [value / request.temperature for value in logits]
-    top = max(scaled)
-    weights = [math.exp(value - top) for value in scaled]
-    total = math.fsum(weights)
-    probs = [weight / total for weight in weights]
-    order = sorted(range(len(probs)), key=lambda token: -probs[token])
-    kept = [0.0] * len(probs)
-    mass_before = 0.0
-    for rank, token in enumerate(order):
-        if (
-            rank < request.top_k
-            and mass_before <= request.top_p
-            and probs[token] >= request.min_p * probs[order[0]]
-        ):
-            kept[token] = probs[token]
-        mass_before += probs[token]
-    total = math.fsum(kept)
-    return [value / total for value in kept]
-
-
-def _p_value(counts: list[int], probs: list[float]) -> float:
-    """Chi-square p-value by the Wilson-Hilferty approximation; 0 where an impossible token was drawn."""
-    draws = sum(counts)
-    if any(count and not prob for count, prob in zip(counts, probs, strict=True)):
-        return 0.0
-    cells = [(count, prob * draws) for count, prob in zip(counts, probs, strict=True) if prob]
-    freedom = len(cells) - 1
-    if freedom == 0:
-        return 1.0
-    statistic = sum((count - expected) ** 2 / expected for count, expected in cells)
-    spread = 2 / (9 * freedom)
-    deviation = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
-    return 1 - statistics.NormalDist().cdf(deviation)
-
-
-LOGITS = [1.3, -0.4, 0.9, 2.1, -1.2, 0.2, 0.0, 1.7, -2.0, 0.6, -0.7, 1.1]
-COMBINATIONS = [
-    Request(),
-    Request(temperature=0.6),
-    Request(temperature=1.7),
-    Request(top_k=4),
-    Request(top_p=0.7),
-    Request(min_p=0.3),
-    Request(temperature=0.8, top_k=6, top_p=0.8),
-    Request(temperature=1.3, top_k=8, top_p=0.9, min_p=0.15),
-    Request(top_p=0.55, min_p=0.1),
-]
 
 
 @pytest.mark.parametrize("request_", COMBINATIONS, ids=str)
@@ -102,11 +44,7 @@ def test_draws_follow_the_renormalised_distribution(request_: Request, seeded: b
             "positions": torch.arange(width).repeat(batch, 1),
         }
     drawn = _sample(logits, [request_] * batch, width, **noise)
-    counts = torch.bincount(drawn, minlength=VOCAB).tolist()
-    assert _p_value(counts, _distribution(LOGITS, request_)) > 0.001
-    # Control: the same draws do not pass for a slightly different request.
-    other = Request(request_.temperature * 1.25, request_.top_k, request_.top_p, request_.min_p)
-    assert _p_value(counts, _distribution(LOGITS, other)) < 0.001
+    assert_follows(drawn, request_, seeded)
 
 
 def test_requests_of_one_batch_keep_their_own_parameters() -> None:
@@ -116,7 +54,7 @@ def test_requests_of_one_batch_keep_their_own_parameters() -> None:
     drawn = _sample(logits, COMBINATIONS, width, generator=generator).view(-1, width)
     for row, request in zip(drawn, COMBINATIONS, strict=True):
         counts = torch.bincount(row, minlength=VOCAB).tolist()
-        assert _p_value(counts, _distribution(LOGITS, request)) > 0.001
+        assert p_value(counts, distribution(LOGITS, request)) > 0.001
 
 
 def test_a_bound_on_top_k_changes_no_draw() -> None:

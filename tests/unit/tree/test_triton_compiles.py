@@ -13,6 +13,8 @@ from sglang_ddtree.tree.accept_triton import _accept_kernel  # noqa: E402
 from sglang_ddtree.tree.build_triton import _build_kernel  # noqa: E402
 from sglang_ddtree.tree.candidates_triton import _part_kernel, _row_kernel  # noqa: E402
 from sglang_ddtree.tree.mask_triton import _mask_kernel  # noqa: E402
+from sglang_ddtree.tree.sample_topk_triton import _top_part_kernel, _top_row_kernel  # noqa: E402
+from sglang_ddtree.tree.sample_triton import _draw_kernel, _race_kernel  # noqa: E402
 from sglang_ddtree.tree.topology_triton import _topology_kernel  # noqa: E402
 from sglang_ddtree.tree.window_triton import _window_kernel  # noqa: E402
 
@@ -36,8 +38,9 @@ INTEGERS = {
     "mask_token_id",
     "block_size",
     "window",
+    "flags",
 }
-FLOATS = {"logprobs_ptr", "out_ptr", "sums_ptr"}
+FLOATS = {"logprobs_ptr", "out_ptr", "sums_ptr", "temperatures_ptr", "top_ps_ptr", "min_ps_ptr"}
 BYTES = {"mask_ptr", "tree_mask_ptr", "flat_ptr"}
 INT32 = {
     "node_count_ptr",
@@ -48,10 +51,12 @@ INT32 = {
     "accept_lens_ptr",
     "tally_widths_ptr",
     "req_to_token_ptr",
+    "top_ks_ptr",
 }
 
 WHOLE = {"REQUESTS": 1, "CUTS": False, "FLAT_MASK": False}
 CUT = {"REQUESTS": 8, "CUTS": True, "FLAT_MASK": True}
+GIVEN = {"logits_ptr": "*fp16", "noise_ptr": "*fp32"}
 CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
     (_build_kernel, {"LANES": 1}, 1, {}),
     (_build_kernel, {"LANES": 64}, 1, {}),
@@ -72,6 +77,25 @@ CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
     (_part_kernel, {"COLUMNS": 1, "LANES": 1}, 4, {"logits_ptr": "*fp32"}),
     (_row_kernel, {"KEYS": 1024, "PARTS": 64, "LANES": 16}, 4, {}),
     (_row_kernel, {"KEYS": 1, "PARTS": 1, "LANES": 1}, 1, {}),
+    (_race_kernel, {"COLUMNS": 4096, "FILTERED": False, "GIVEN": False}, 8, {"logits_ptr": "*fp32"}),
+    (_race_kernel, {"COLUMNS": 4096, "FILTERED": True, "GIVEN": False}, 8, {"logits_ptr": "*bf16"}),
+    (_race_kernel, {"COLUMNS": 16, "FILTERED": True, "GIVEN": True}, 1, GIVEN),
+    (
+        _draw_kernel,
+        {"COLUMNS": 4096, "PARTS": 64, "FILTERED": False, "GIVEN": False},
+        1,
+        {"logits_ptr": "*fp32"},
+    ),
+    (
+        _draw_kernel,
+        {"COLUMNS": 4096, "PARTS": 64, "FILTERED": True, "GIVEN": False},
+        16,
+        {"logits_ptr": "*bf16"},
+    ),
+    (_draw_kernel, {"COLUMNS": 16, "PARTS": 1, "FILTERED": True, "GIVEN": True}, 1, GIVEN),
+    (_top_part_kernel, {"COLUMNS": 4096, "LANES": 64}, 4, {"logits_ptr": "*fp32"}),
+    (_top_row_kernel, {"KEYS": 4096, "PARTS": 64, "LANES": 64, "GIVEN": False}, 4, {}),
+    (_top_row_kernel, {"KEYS": 32, "PARTS": 1, "LANES": 32, "GIVEN": True}, 1, GIVEN),
 ]
 
 

@@ -20,6 +20,8 @@ CASES = {
     "window": 30,
     "mask": 8,
     "candidates": 25,
+    "sample": 40,
+    "sample_noise": 8,
 }
 
 

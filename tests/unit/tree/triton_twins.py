@@ -13,6 +13,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from sglang_ddtree.tree import DraftCandidates, DraftTree, ancestor_mask, build_tree, verify_width
 from sglang_ddtree.tree.accept import WidthTally, accept_path_torch, settle_path_torch
@@ -21,10 +23,15 @@ from sglang_ddtree.tree.candidates import draft_candidates_torch
 from sglang_ddtree.tree.candidates_triton import draft_candidates_triton
 from sglang_ddtree.tree.mask import write_tree_mask_torch
 from sglang_ddtree.tree.mask_triton import write_tree_mask_triton
+from sglang_ddtree.tree.sample import sample_torch
+from sglang_ddtree.tree.sample_limits import Limits
+from sglang_ddtree.tree.sample_noise_triton import exponential, gumbel_part
+from sglang_ddtree.tree.sample_triton import sample_triton
 from sglang_ddtree.tree.topology import lay_out_torch
 from sglang_ddtree.tree.topology_triton import lay_out_triton
 from sglang_ddtree.tree.window import open_window_torch
 from sglang_ddtree.tree.window_triton import open_window_triton
+from unit.tree.distributions import COMBINATIONS, LOGITS, NO_TOP_K, VOCAB, assert_follows, parameters_of
 from unit.tree.tree_cases import likely_targets, random_candidates, random_tree
 
 POISON = 171
@@ -246,9 +253,180 @@ def candidates(device: str, cases: int, max_budget: int) -> int:
     return cases
 
 
+def _limits_to(limits: Limits, device: str) -> Limits:
+    names = ("temperatures", "top_ks", "top_ps", "min_ps")
+    return replace(limits, **{name: getattr(limits, name).to(device) for name in names})
+
+
+def _random_limits(draw: random.Random, batch: int, vocab: int) -> Limits:
+    def column(*values: float) -> torch.Tensor:
+        return torch.tensor([draw.choice(values) for _ in range(batch)])
+
+    need = (draw.random() < 0.6, draw.random() < 0.5, draw.random() < 0.5)
+    top_ks = column(1, 2, 5, 20, 40, 100, vocab, NO_TOP_K).to(draw.choice((torch.int32, torch.int64)))
+    bound = draw.choice((None, None, 4, 50))
+    return Limits(
+        column(0.01, 0.3, 1.0, 1.7),
+        top_ks if bound is None else top_ks.clamp(max=bound),
+        column(0.1, 0.5, 0.9, 1.0),
+        column(0.0, 0.05, 0.3, 1.0),
+        *need,
+        bound if need[0] else None,
+    )
+
+
+def sample(device: str, cases: int, max_budget: int) -> int:
+    """The same noise, the same tokens: mixed filters, ties, -inf, strided rows; rows without a distribution."""
+    del max_budget
+    draw, generator = random.Random(10), torch.Generator().manual_seed(10)
+    differing = 0
+    for number in range(cases):
+        vocab, batch, width = (
+            draw.choice((1, 2, 37, 37, 37, 1000, 5000, 20_000)),
+            draw.randint(1, 4),
+            draw.randint(1, 3),
+        )
+        dtype = draw.choice((torch.float32, torch.bfloat16, torch.float16))
+        logits = torch.randn(batch * width, vocab, generator=generator) * draw.choice((1, 4))
+        # In halves equal logits are common, and so is the zero of either sign.
+        logits = ((logits * 2).round() / 2 if draw.random() < 0.4 else logits).to(dtype)
+        if vocab > 30:
+            logits[:, ::7] = float("-inf")
+        limits = _random_limits(draw, batch, vocab)
+        noise = torch.empty(batch * width, vocab).exponential_(generator=generator)
+        # Against the distribution: every token is as likely to win, or the least probable one does, so that the
+        # draw is at the filters' edge.
+        probs = torch.softmax(logits.float() / limits.temperatures.repeat_interleave(width)[:, None], dim=-1)
+        noise *= probs if draw.random() < 0.7 else 1
+        noise = probs.square() if vocab == 37 else noise
+        padded = torch.cat((logits, logits), dim=1).to(device)[:, :vocab]
+        got = sample_triton(padded, _limits_to(limits, device), width, noise=noise.to(device)).cpu()
+        # The bound leaves torch.topk the choice among equals.
+        expected = sample_torch(logits, replace(limits, max_top_k=None), width, noise=noise)
+        assert got.dtype == expected.dtype
+        differing += int((got != expected).sum())
+        assert differing <= (2 if device == "cuda" else 0), f"case {number}: V={vocab} {limits} {dtype}"
+    _sample_edges(device)
+    _sample_hopeless(device)
+    return cases
+
+
+def _sample_edges(device: str) -> None:
+    """Each filter alone, with noise that makes the last kept token win; zeros of either sign are equal."""
+    logits = torch.randn(6, 37, generator=torch.Generator().manual_seed(15))
+    logits[4:] = torch.tensor([-0.0, 0.0]).repeat(19)[:37]
+    noise = torch.softmax(logits, dim=-1).square()
+    noise[4:] = torch.linspace(1.0, 0.5, 37)
+    limits = Limits(
+        torch.ones(6),
+        torch.tensor([5, NO_TOP_K, NO_TOP_K, 7, 3, 1]),
+        torch.tensor([1.0, 0.5, 1.0, 0.9, 1.0, 1.0]),
+        torch.tensor([0.0, 0.0, 0.3, 0.1, 0.0, 0.0]),
+        *(True, True, True),
+    )
+    expected = sample_torch(logits, limits, 1, noise=noise)
+    assert expected[4:].tolist() == [2, 0]
+    for bounded in (limits, replace(limits, top_ks=limits.top_ks.clamp(max=37), max_top_k=37)):
+        got = sample_triton(logits.to(device), _limits_to(bounded, device), 1, noise=noise.to(device))
+        assert got.tolist() == expected.tolist(), bounded
+
+
+def _sample_hopeless(device: str) -> None:
+    vocab = 5000
+    logits = torch.randn(5, vocab)
+    logits[0], logits[1], logits[2, 7] = float("-inf"), float("nan"), float("nan")
+    logits[3, 11], logits[4] = float("inf"), 0.0
+    noise, moved = torch.zeros(5, vocab, device=device), logits.to(device)
+    requests = (torch.full((1,), 0.7), torch.full((1,), 20), torch.full((1,), 0.9), torch.full((1,), 0.3))
+    for need in ((False, False, False), (True, False, False), (False, True, True), (True, True, True)):
+        for bound in (None, 20) if need[0] else (None,):
+            limits = Limits(*requests, *need, bound)
+            greedy = replace(limits, top_ks=torch.ones(1, dtype=torch.int64))
+            for given in (None, noise):
+                tokens = sample_triton(moved, _limits_to(limits, device), 5, noise=given).cpu()
+                assert (tokens >= 0).all(), (limits, tokens)
+                assert (tokens < vocab).all(), (limits, tokens)
+                assert not any(need) or tokens[3] == 11, (limits, tokens)
+            if need[0]:
+                tokens = sample_triton(moved, _limits_to(greedy, device), 5).cpu()
+                assert torch.equal(tokens, logits.argmax(dim=-1)), (limits, tokens)
+
+
+@triton.jit
+def _noise_kernel(seed_ptr, out_ptr, vocab, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS
+    columns = first + tl.arange(0, COLUMNS)
+    noise = tl.exp(-gumbel_part(seed_ptr, row, first, vocab, COLUMNS, False))
+    tl.store(out_ptr + row * vocab + columns, noise, mask=columns < vocab)
+
+
+@triton.jit
+def _exponential_kernel(bits_ptr, out_ptr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+    lanes = tl.arange(0, COLUMNS)
+    tl.store(out_ptr + lanes, exponential(tl.load(bits_ptr + lanes).to(tl.uint32)))
+
+
+def _kernel_noise(seed: torch.Tensor, rows: int, vocab: int) -> torch.Tensor:
+    """The kernels' own Exp(1) draws, float32 [rows, vocab]."""
+    noise = torch.empty(rows, vocab, device=seed.device)
+    _noise_kernel[(rows, triton.cdiv(vocab, 4096))](seed, noise, vocab, COLUMNS=4096)
+    return noise
+
+
+def _uniform_ends(device: str) -> None:
+    bits = torch.tensor([0, 1, 2, 2**24 + 1, 2**28 - 1, 2**28, 2**31, 2**32 - 1], device=device)
+    got = torch.empty(bits.shape, device=device)
+    _exponential_kernel[(1,)](bits, got, COLUMNS=8)
+    expected = -torch.log1p(-((bits.cpu().double() + 0.5) / 2**32))
+    assert torch.allclose(got.cpu().double()[:-1], expected[:-1], rtol=1e-5, atol=0), got
+    assert 16 < float(got[-1]) < 17, got
+
+
+def sample_noise(device: str, cases: int, max_budget: int) -> int:
+    """The kernels' own noise is Exp(1) at both ends and in the races that it decides, and by (row, token) alone."""
+    del max_budget
+    _uniform_ends(device)
+    rows, vocab = 3, 90_000
+    source = torch.Generator(device).manual_seed(12)
+    seed = torch.empty(1, dtype=torch.int64, device=device).random_(generator=source)
+    noise = _kernel_noise(seed, rows, vocab)
+    races = noise.cpu().view(-1, VOCAB)
+    assert races.unique().numel() > 0.99 * races.numel()
+    assert abs(float(races.mean()) - 1) < 0.01
+    for request in COMBINATIONS:
+        limits = Limits(*(values.view(-1) for values in parameters_of([request])), True, True, True)
+        logits = torch.tensor(LOGITS).repeat(len(races), 1)
+        assert_follows(sample_torch(logits, limits, len(races), noise=races), request, request)
+
+    draw, generator = random.Random(13), torch.Generator().manual_seed(13)
+    for number in range(cases):
+        vocab = draw.choice((37, 5000))
+        logits = (torch.randn(rows, vocab, generator=generator) * 2).to(device)
+        limits = _limits_to(_random_limits(draw, rows, vocab), device)
+        source = torch.Generator(device).manual_seed(number)
+        got = sample_triton(logits, limits, 1, generator=source)
+        source.manual_seed(number)
+        seed = torch.empty(1, dtype=torch.int64, device=device).random_(generator=source)
+        expected = sample_triton(logits, limits, 1, noise=_kernel_noise(seed, rows, vocab))
+        assert torch.equal(got, expected), f"case {number}: V={vocab} {limits}"
+    return cases
+
+
 COMPARISONS: dict[str, Callable[[str, int, int], int]] = {
     function.__name__: function
-    for function in (build, build_limits, build_ties, topology, accept, settle, window, mask, candidates)
+    for function in (
+        build,
+        build_limits,
+        build_ties,
+        topology,
+        accept,
+        settle,
+        window,
+        mask,
+        candidates,
+        sample,
+        sample_noise,
+    )
 }
 
 # (cases, greatest budget) that the interpreter gets through in seconds.
@@ -262,6 +440,8 @@ INTERPRETED = {
     "window": (30, 70),
     "mask": (8, 12),
     "candidates": (25, 0),
+    "sample": (40, 0),
+    "sample_noise": (8, 0),
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,40 @@
+"""A batch's pointers in Triton, one program."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..tree.triton_device import require_kernel_device
+from .workspace import next_power_of_two
+
+
+def write_pointers_triton(
+    context_lens: torch.Tensor, width: int, qo: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor
+) -> None:
+    """The twin of `pointers.write_pointers_torch` for CUDA."""
+    require_kernel_device(_pointers_kernel, context_lens)
+    _pointers_kernel[(1,)](
+        context_lens, qo, kv, mask, width, len(qo), ENTRIES=next_power_of_two(len(qo)), num_warps=1
+    )
+
+
+@triton.jit(do_not_specialize=["width", "entries"])
+def _pointers_kernel(  # type: ignore[no-untyped-def]
+    lens_ptr,
+    qo_ptr,
+    kv_ptr,
+    mask_ptr,
+    width,
+    entries,
+    ENTRIES: tl.constexpr,  # noqa: N803
+):
+    entry = tl.arange(0, ENTRIES)
+    there = entry < entries
+    previous = tl.load(lens_ptr + entry - 1, mask=there & (entry > 0), other=0).to(tl.int64)
+    contexts = tl.cumsum(previous, axis=0)
+    before = entry.to(tl.int64) * width
+    tl.store(qo_ptr + entry, before.to(qo_ptr.dtype.element_ty), mask=there)
+    tl.store(kv_ptr + entry, contexts.to(kv_ptr.dtype.element_ty), mask=there)
+    tl.store(mask_ptr + entry, (width * (contexts + before)).to(mask_ptr.dtype.element_ty), mask=there)
