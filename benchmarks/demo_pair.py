@@ -126,7 +126,8 @@ def rates(engine: Any, prompts: list[list[int]], batch: int, temperature: float)
     sampling = {"temperature": temperature, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     order = (prompts * (1 + batch // len(prompts)))[: max(batch, 4)]
     groups = [order[first : first + batch] for first in range(0, len(order), batch)]
-    engine.generate(input_ids=groups[0], sampling_params=sampling)
+    for group in groups:
+        engine.generate(input_ids=group, sampling_params=sampling)
     found = []
     for _ in range(REPEATS):
         start = time.perf_counter()

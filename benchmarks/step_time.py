@@ -64,6 +64,8 @@ def run_arm(arm: str, arguments: argparse.Namespace) -> None:
     for context in arguments.prompt_tokens:
         found = result["ms_per_step"][str(context)] = {}
         for batch in arguments.batch:
+            if batch * (context + 2 * arguments.new_tokens) > arguments.max_total_tokens:
+                continue  # some would wait for others' memory
             tokens = arguments.vocabulary
             prompts = [[(7 * row + 13 * col) % tokens for col in range(context)] for row in range(batch)]
             _timed(engine, prompts, PREFILL)

@@ -125,8 +125,8 @@ def check_graph() -> dict[str, Any]:
         make_case(generator, lens, 64, kv_heads, group, head, dtype=torch.bfloat16).to("cuda")
         for lens in lengths
     ]
-    room = max(found, key=lambda case: case.kv_indices.numel())
-    static = replace(room, **{name: value.clone() for name, value in vars(room).items()})
+    largest = {name: max((vars(case)[name] for case in found), key=len).clone() for name in vars(found[0])}
+    static = Case(**largest)
     workspace, out = workspace_for(head), torch.empty_like(static.q)
 
     def attend() -> None:
@@ -213,7 +213,7 @@ def tilings(batch: int, kv_heads: int, group: int, width: int, head: int) -> dic
         splits = max(1, min(16, workspace.programs // (batch * kv_heads * blocks)))
         for columns in (32, 64, 128) if head <= 128 else (32, 64):
             for warps in (4, 8):
-                for stages in (2, 3):
+                for stages in (2, 3, 4):
                     name = f"{rows}x{columns} w{warps} s{stages}"
                     found[name] = Tiling(rows, columns, warps, stages, blocks, splits)
     return found

@@ -12,6 +12,8 @@ LARGEST_HEAD = 256
 
 def can_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_buffer: torch.Tensor) -> bool:
     """Whether `tree_attention` takes these: plain multi-head or grouped heads, one size, one dtype of two bytes."""
+    if not q.stride(2) == k.stride(2) == v.stride(2) == 1:
+        return False
     return (
         q.dtype in (torch.bfloat16, torch.float16)
         and q.dtype == k.dtype == v.dtype == k_buffer.dtype

@@ -170,7 +170,8 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
         best, weight, total = _attend(best, weight, total, q, keys, values, there[None, :], scale)
 
     if split == parts - 1:
-        for start in range(0, width, COLUMNS):
+        # Short, as the sum below: no pipeline, whose buffers would keep a second program off the multiprocessor.
+        for start in tl.range(0, width, COLUMNS, num_stages=1):
             columns = start + lane
             there = columns < width
             node = request.to(tl.int64) * width + columns
@@ -209,7 +210,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
         best = tl.full([ROWS], -1.0e30, dtype=tl.float32)
         weight = tl.zeros([ROWS], dtype=tl.float32)
         total = tl.zeros([ROWS, DIMS], dtype=tl.float32)
-        for part in range(parts):
+        for part in tl.range(0, parts, num_stages=1):
             other = tile * splits + part
             top = tl.load(scales_ptr + other * (2 * ROWS) + row, cache_modifier=".cg")
             share_weight = tl.load(scales_ptr + other * (2 * ROWS) + ROWS + row, cache_modifier=".cg")

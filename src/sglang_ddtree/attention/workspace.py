@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,15 @@ MOST_SPLITS = 16
 """The last program of a tile adds up the parts of all: more of them would take it longer than they save."""
 LEAST_SPLIT = 256
 """Context tokens that a part has at least: below, the sum costs more than the part."""
+
+# Query rows, keys, warps and stages of a program, by head size and then by how many tiles of 64 rows the call has,
+# up to that many: small tiles where few programs would leave the GPU idle. Measured on an H200
+# (tests/gpu/check_attention.py --tilings).
+_SHAPES: dict[int, tuple[tuple[float, tuple[int, int, int, int]], ...]] = {
+    64: ((math.inf, (64, 64, 4, 2)),),
+    128: ((63, (32, 64, 4, 3)), (191, (64, 64, 4, 3)), (math.inf, (128, 128, 8, 2))),
+    256: ((15, (16, 32, 4, 3)), (math.inf, (64, 32, 4, 2))),
+}
 
 
 @dataclass(frozen=True)
@@ -67,18 +77,13 @@ class Workspace:
 
     def tiling(self, batch: int, kv_heads: int, group: int, width: int, head_size: int) -> Tiling:
         """For `batch` requests of `width` queries, `group` query heads to each of `kv_heads`."""
-        columns = next_power_of_two(head_size)
-        rows = min(max(16, next_power_of_two(width * group)), _most_rows(columns))
+        wide = _SHAPES[max(64, next_power_of_two(head_size))]
+        many = batch * kv_heads * -(-width * group // 64)
+        rows, columns, warps, stages = next(shape for most, shape in wide if many <= most)
+        rows = min(rows, max(16, next_power_of_two(width * group)))
         blocks = -(-width * group // rows)
-        tiles = batch * kv_heads * blocks
-        return Tiling(
-            rows=rows,
-            columns=64 if columns <= 128 else 32,
-            warps=8 if rows >= 128 else 4,
-            stages=2,
-            blocks=blocks,
-            splits=max(1, min(MOST_SPLITS, self.programs // tiles)),
-        )
+        splits = self.programs // (batch * kv_heads * blocks)
+        return Tiling(rows, columns, warps, stages, blocks, max(1, min(MOST_SPLITS, splits)))
 
 
 def next_power_of_two(number: int) -> int:
@@ -86,5 +91,4 @@ def next_power_of_two(number: int) -> int:
 
 
 def _most_rows(columns: int) -> int:
-    # The accumulator lives in registers.
-    return 128 if columns <= 128 else 64
+    return max(shape[0] for _, shape in _SHAPES[max(64, columns)])

@@ -90,6 +90,10 @@ def test_which_layers_it_takes() -> None:
     assert not can_attend(case.q, case.k, case.v[..., :8], case.k_buffer)
     assert not can_attend(case.q[:, :3], case.k, case.v, case.k_buffer)
     assert not can_attend(case.q, case.k, case.v, case.k_buffer.unsqueeze(1))
+    assert not can_attend(case.q.mT.contiguous().mT, case.k, case.v, case.k_buffer)
+    # Heads side by side in one projection are no obstacle.
+    wide = torch.cat([case.k, case.v], dim=1)
+    assert can_attend(case.q, wide[:, :2], wide[:, 2:], case.k_buffer)
 
 
 def test_attention_needs_neither_sglang_nor_triton_on_a_cpu() -> None:

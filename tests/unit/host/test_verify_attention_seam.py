@@ -1,10 +1,8 @@
-"""DDTREE's attention in the place of SGLang's split-KV verify."""
+"""DDTREE's attention in SGLang's triton backend: what it serves, what it leaves."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,119 +13,157 @@ from unit.attention.attention_twins import Case, expected, make_case
 
 pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
 
-PLAIN: dict[str, Any] = {
-    "logit_cap": 0.0,
-    "sliding_window_size": -1,
-    "sinks": None,
-    "window_kv_offsets": None,
-    "xai_temperature_len": -1,
-    "max_bs": 8,
-}
+
+def backend(case: Case, **changed: Any) -> Any:
+    """What the hook reads of SGLang's backend."""
+    made = {
+        "device": "cpu",
+        "device_core_count": 4,
+        "v_head_dim": 16,
+        "enable_deterministic": False,
+        "use_mla": False,
+        "dcp_size": 1,
+        "token_to_kv_pool": SimpleNamespace(
+            get_key_buffer=lambda _: case.k_buffer, get_value_buffer=lambda _: case.v_buffer
+        ),
+        "forward_metadata": SimpleNamespace(
+            kv_indptr=case.kv_indptr,
+            kv_indices=case.kv_indices,
+            custom_mask=case.mask,
+            mask_indptr=case.mask_indptr,
+            swa_out_cache_loc=None,
+        ),
+        "saved": [],
+    }
+    found = SimpleNamespace(**made | changed)
+    found._set_kv_buffer = lambda batch, layer, slots, k, v: found.saved.append((slots.loc, k, v))
+    return found
 
 
-def backend() -> Any:
-    return SimpleNamespace(device="cpu", device_core_count=4, v_head_dim=16)
+def layer(case: Case, *, block: bool = False, **changed: Any) -> Any:
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    made = {
+        "layer_id": 3,
+        "tp_q_head_num": case.q.shape[1],
+        "qk_head_dim": case.q.shape[2],
+        "scaling": case.q.shape[2] ** -0.5,
+        "attn_type": AttentionType.ENCODER_ONLY if block else AttentionType.DECODER,
+        "is_cross_attention": False,
+        "k_scale": None,
+        "logit_cap": 0.0,
+        "sliding_window_size": -1,
+        "xai_temperature_len": -1,
+    }
+    return SimpleNamespace(**made | changed)
 
 
-def call(case: Case, *, causal: bool = True, scale: float = 1.0, **changed: Any) -> torch.Tensor | None:
-    """What the seam writes; None where it declines."""
-    from sglang_ddtree.host.verify_attention import VerifyAttention
+def batch(mode: str = "TARGET_VERIFY") -> Any:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    out = torch.full_like(case.q, float("nan"))
-    width = case.q.shape[0] // (case.kv_indptr.shape[0] - 1)
-    qo_indptr = torch.arange(0, case.q.shape[0] + 1, width)
-    k_buffer, v_buffer, kv_indptr, kv_indices, mask, mask_indptr, scaling = case.args
-    wrote = VerifyAttention(backend())(
-        case.q,
-        case.k,
-        case.v,
-        out,
-        k_buffer,
-        v_buffer,
-        qo_indptr,
-        kv_indptr,
-        kv_indices,
-        mask,
-        causal,
-        mask_indptr,
-        changed.pop("max_len_extend", width),
-        scale,
-        scale,
-        scaling,
-        **PLAIN | changed,
+    return SimpleNamespace(
+        forward_mode=ForwardMode[mode], out_cache_loc="slots", out_cache_loc_is_physical=True
     )
-    return out if wrote else None
 
 
-def case(masked: bool = True) -> Case:
-    return make_case(torch.Generator().manual_seed(1), [4, 9], 5, 2, 2, 16, masked=masked)
+def call(found: Any, case: Case, of: Any, mode: str = "TARGET_VERIFY", **options: Any) -> torch.Tensor | str:
+    """What the hook gives; "SGLang's" where it leaves the call to the extend kernel."""
+    from sglang_ddtree.host import verify_attention
+
+    verify_attention.prepare_backend(None, found)
+    flat = case.q.reshape(len(case.q), -1)
+    return verify_attention.attend(
+        lambda *_, **__: "SGLang's", found, flat, case.k, case.v, of, batch(mode), **options
+    )
 
 
-def test_it_serves_the_tree_and_the_drafts_block() -> None:
-    for found, causal in ((case(), True), (case(masked=False), False)):
-        out = call(found, causal=causal)
-        assert out is not None
-        assert torch.allclose(out.float(), expected(found), atol=2e-3)
+@pytest.fixture(autouse=True)
+def ddtree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_ddtree.host.verify_attention.serves_ddtree", lambda: True)
+
+
+def case(*, masked: bool = True, head: int = 16) -> Case:
+    return make_case(torch.Generator().manual_seed(1), [4, 9], 5, 2, 2, head, masked=masked)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("saves", [True, False])
+def test_it_serves_the_tree_and_the_drafts_block(masked: bool, saves: bool) -> None:
+    there = case(masked=masked)
+    found = backend(there)
+    out = call(found, there, layer(there, block=not masked), save_kv_cache=saves)
+    assert isinstance(out, torch.Tensor)
+    assert out.shape == (10, 64)
+    assert torch.allclose(out.view_as(there.q).float(), expected(there), atol=2e-3)
+    assert [slots for slots, _, _ in found.saved] == ["slots"] * saves
+
+
+def test_it_writes_where_sglang_wants_the_output() -> None:
+    from sglang_ddtree.host import verify_attention
+
+    there = case()
+    found, forward_batch = backend(there), batch()
+    forward_batch._attn_output = torch.empty(10, 64, dtype=there.q.dtype)
+    verify_attention.prepare_backend(None, found)
+    flat = there.q.reshape(len(there.q), -1)
+    out = verify_attention.attend(
+        lambda *_, **__: "SGLang's", found, flat, there.k, there.v, layer(there), forward_batch
+    )
+    assert out is forward_batch._attn_output
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"scale": 0.5},
+        {"k_scale": torch.ones(1)},
         {"logit_cap": 30.0},
         {"sliding_window_size": 128},
-        {"sinks": torch.zeros(4)},
         {"xai_temperature_len": 10},
-        {"max_len_extend": 7},
+        {"is_cross_attention": True},
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_it_declines_what_it_cannot_do(changed: dict[str, Any]) -> None:
-    assert call(case(), **changed) is None
+def test_layers_that_it_leaves_to_sglang(changed: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    there = case()
+    found = backend(there)
+    caplog.set_level("INFO")
+    of = layer(there, **changed)
+    verify = [call(found, there, of), found.ddtree_attention, call(found, there, of)]
+    assert verify[0] == verify[2] == "SGLang's"
+    assert found.saved == []
+    assert "to SGLang's extend kernel" in caplog.text
 
 
-def test_it_declines_a_chain_and_another_head_size() -> None:
-    assert call(case(masked=False)) is None
-    assert call(make_case(torch.Generator(), [4], 5, 1, 1, 32)) is None
+@pytest.mark.parametrize(
+    "changed", [{"enable_deterministic": True}, {"use_mla": True}, {"dcp_size": 2}, {"v_head_dim": 32}]
+)
+def test_backends_that_it_leaves_to_sglang(changed: dict[str, Any]) -> None:
+    there = case()
+    assert call(backend(there, **changed), there, layer(there)) == "SGLang's"
 
 
-def test_the_backends_of_a_ddtree_server_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_a_chain_and_extras_are_sglangs() -> None:
+    there, chain = case(), case(masked=False)
+    assert call(backend(there), there, layer(there), "EXTEND") == "SGLang's"
+    assert call(backend(chain), chain, layer(chain)) == "SGLang's"
+    assert call(backend(there), there, layer(there), sinks=torch.zeros(4)) == "SGLang's"
+    assert isinstance(call(backend(there), there, layer(there), sinks=None), torch.Tensor)
+
+
+def test_another_algorithms_backend_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_ddtree.host.verify_attention.serves_ddtree", lambda: False)
+    there = case()
+    found = backend(there)
+    assert call(found, there, layer(there)) == "SGLang's"
+    assert not hasattr(found, "ddtree_attention")
+
+
+def test_backends_share_one_workspace() -> None:
     from sglang_ddtree.host import verify_attention
 
-    for serves in (False, True):
-        monkeypatch.setattr(verify_attention, "serves_ddtree", lambda serves=serves: serves)
-        found = backend()
-        verify_attention.attend_trees(None, found, SimpleNamespace())
-        assert getattr(found, "use_verify_splitkv", False) is serves
-        assert (
-            isinstance(getattr(found, "verify_splitkv_fwd", None), verify_attention.VerifyAttention) is serves
-        )
-    first, second = verify_attention.VerifyAttention(backend()), verify_attention.VerifyAttention(backend())
+    first, second = (verify_attention.VerifyAttention(backend(case())) for _ in range(2))
     assert first.workspace is second.workspace
     assert verify_attention.workspace_bytes() >= first.workspace.nbytes
-
-
-def test_sglang_calls_the_seam_with_these_arguments_in_a_verify() -> None:
-    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-
-    from sglang_ddtree.host.verify_attention import VerifyAttention
-
-    source = ast.parse(textwrap.dedent(inspect.getsource(TritonAttnBackend.forward_extend)))
-    calls = [
-        node
-        for node in ast.walk(source)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "verify_fwd"
-    ]
-    assert len(calls) == 1
-    parameters = inspect.signature(VerifyAttention.__call__).parameters.values()
-    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert len(calls[0].args) == len(positional) - 1
-    assert {word.arg for word in calls[0].keywords} == {
-        p.name for p in parameters if p.kind is p.KEYWORD_ONLY
-    }
-    # The extend kernel comes after it, for what it declines.
-    text = ast.unparse(source)
-    assert text.index("verify_fwd = self.verify_splitkv_fwd") < text.index("self._forward_extend_kernel(")
 
 
 @pytest.mark.parametrize("serves", [True, False])
