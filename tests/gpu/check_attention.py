@@ -169,14 +169,15 @@ def microseconds(function: Callable[[], Any], repeat: int = 20, rounds: int = 9)
     return round(sorted(times)[rounds // 2], 2)
 
 
-def measure(quick: bool, with_tilings: bool) -> dict[str, Any]:
+def measure(quick: bool, shapes: list[str], with_tilings: bool) -> dict[str, Any]:
     table: dict[str, Any] = {}
     grid = (
         [(1, 256), (1, 8000), (8, 256), (8, 8000)]
         if quick
         else [(batch, context) for batch in (1, 4, 8, 32) for context in (256, 2000, 8000)]
     )
-    for name, (kv_heads, group, head) in SHAPES.items():
+    for name in shapes:
+        kv_heads, group, head = SHAPES[name]
         workspace = workspace_for(head)
         for width, masked in WIDTHS:
             for batch, context in grid:
@@ -239,11 +240,11 @@ def compile_one(job: tuple[tuple[int, int, int], int, bool, Tiling]) -> None:
         run(case, workspace_for(head), tiling=replace(tiling, splits=1))
 
 
-def compile_tilings() -> dict[str, Any]:
+def compile_tilings(shapes: list[str]) -> dict[str, Any]:
     """Into Triton's cache, by many processes: one alone would take minutes."""
     jobs = [
         (shape, width, masked, tiling)
-        for shape in SHAPES.values()
+        for shape in (SHAPES[name] for name in shapes)
         for width, masked in WIDTHS
         for tiling in tilings(1, shape[0], shape[1], width, shape[2]).values()
     ]
@@ -256,6 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, fewer times")
     parser.add_argument("--tilings", action="store_true", help="time other tile sizes too")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="to time")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -267,8 +269,8 @@ def main() -> int:
         "twin": lambda: check_twin(quick),
         "sglang": lambda: check_sglang(quick),
         "graph": lambda: check_graph(),
-        "compile": lambda: compile_tilings() if arguments.tilings else {},
-        "times_us": lambda: measure(quick, arguments.tilings),
+        "compile": lambda: compile_tilings(arguments.shapes) if arguments.tilings else {},
+        "times_us": lambda: measure(quick, arguments.shapes, arguments.tilings),
     }
     for name in arguments.parts:
         try:
