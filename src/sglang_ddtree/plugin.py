@@ -72,6 +72,7 @@ def _hint() -> str:
 
 def _register() -> None:
     from .host import (
+        accept_lengths,
         admission,
         backend,
         drafter,
@@ -94,6 +95,7 @@ def _register() -> None:
     verify_attention.install()
     verify_metadata.install()
     metrics.install()
+    accept_lengths.install()
 
 
 def _stand_aside(message: str) -> None:

@@ -9,15 +9,17 @@ import triton.language as tl
 from ..tree.triton_device import require_kernel_device
 from .workspace import next_power_of_two
 
+_LEAST_ENTRIES = 512
+
 
 def write_pointers_triton(
     context_lens: torch.Tensor, width: int, qo: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor
 ) -> None:
     """The twin of `pointers.write_pointers_torch` for CUDA."""
     require_kernel_device(_pointers_kernel, context_lens)
-    _pointers_kernel[(1,)](
-        context_lens, qo, kv, mask, width, len(qo), ENTRIES=next_power_of_two(len(qo)), num_warps=1
-    )
+    # One variant for all the batch sizes that servers capture.
+    entries = max(_LEAST_ENTRIES, next_power_of_two(len(qo)))
+    _pointers_kernel[(1,)](context_lens, qo, kv, mask, width, len(qo), ENTRIES=entries, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["width", "entries"])

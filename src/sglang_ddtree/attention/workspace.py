@@ -19,7 +19,7 @@ LEAST_SPLIT = 256
 # (tests/gpu/check_attention.py --tilings).
 _SHAPES: dict[int, tuple[tuple[float, tuple[int, int, int, int]], ...]] = {
     64: ((math.inf, (64, 64, 4, 2)),),
-    128: ((63, (32, 64, 4, 3)), (191, (64, 64, 4, 3)), (math.inf, (128, 128, 8, 2))),
+    128: ((16, (32, 64, 4, 3)), (math.inf, (64, 64, 4, 3))),
     256: ((15, (16, 32, 4, 3)), (math.inf, (64, 32, 4, 2))),
 }
 

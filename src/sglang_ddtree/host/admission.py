@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ALGORITHM
+from . import accept_lengths
 from .hooks import declare
 
 
 @dataclass(frozen=True)
 class FieldRow:
-    """A field of a request, refused when `refused(req)`; `attribute` is where SGLang's `Req` keeps it."""
+    """A field of a request, refused when `refused(req)`; `attribute` is where SGLang's `Req` keeps it.
+
+    `got` says what the request asked for, where the field alone does not.
+    """
 
     field: str
     attribute: str
     refused: Callable[[Any], bool]
     why: str
     fix: str = "Leave it out."
+    got: Callable[[Any], str] = lambda req: ""
 
     @property
     def name(self) -> str:
@@ -58,6 +63,16 @@ def _prompt_is_no_text(req: Any) -> bool:
     return len(ids) == 0 or min(ids) < 0 or (limit is not None and max(ids) >= limit)
 
 
+def _unknown_params(req: Any) -> list[tuple[str, Any]]:
+    return list(accept_lengths.unknown_params(req.sampling_params.custom_params))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+_MAX_SHOWN = 60
 _MAX_TOP_K = 2**31 - 1
 _GRAMMAR = "a grammar would have to advance along every branch of the tree"
 _PENALTY = "it depends on the tokens before, which differ from node to node"
@@ -100,6 +115,13 @@ FIELD_ROWS = (
         lambda req: req.sampling_params.watermark is not None and req.sampling_params.watermark.enabled,
         "a watermark would have to be sampled at every node of the tree",
     ),
+    FieldRow(
+        f"custom_params.{accept_lengths.PREFIX}...",
+        "sampling_params.custom_params",
+        lambda req: bool(_unknown_params(req)),
+        f"of these keys only {accept_lengths.FIELD} is known, and it is true or false",
+        got=lambda req: ", ".join(f"{name} = {_shown(value)}" for name, value in _unknown_params(req)),
+    ),
     _request("custom_logit_processor", "it would have to run at every node of the tree"),
     _request("lora_id", "an adapter would apply to the target and not to the drafter", "lora_path"),
     _request("session", "sessions are not tested", "session_params"),
@@ -137,18 +159,22 @@ def install() -> None:
 
 def refusal(req: Any) -> str | None:
     """Why this request is refused, naming every refused field, or None when it can be served."""
-    return _message(_refused(req))
+    return _message(_refused(req), req)
 
 
 def _refused(req: Any) -> list[FieldRow]:
     return [row for row in FIELD_ROWS if row.refused(req)]
 
 
-def _message(refused: list[FieldRow]) -> str | None:
+def _message(refused: list[FieldRow], req: Any) -> str | None:
     if not refused:
         return None
-    reasons = "; ".join(f"{row.field}: {row.why}. {row.fix.rstrip('.')}" for row in refused)
+    reasons = "; ".join(_reason(row, row.got(req)) for row in refused)
     return f"{ALGORITHM} does not support {reasons}."
+
+
+def _reason(row: FieldRow, got: str) -> str:
+    return f"{row.field}: {row.why}{f' (got {got})' if got else ''}. {row.fix.rstrip('.')}"
 
 
 def request_refusal_table() -> list[dict[str, str]]:
@@ -166,4 +192,6 @@ def _validate(result: str | None, req: Any, enable_overlap: bool) -> str | None:
     if refused:
         # SGLang runs a refused request for one token all the same, and ends at a top_k that its tensors cannot hold.
         req.sampling_params.top_k = min(req.sampling_params.top_k, _MAX_TOP_K)
-    return _message(refused) or result
+    else:
+        accept_lengths.begin(req)
+    return _message(refused, req) or result

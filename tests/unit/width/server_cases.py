@@ -6,6 +6,7 @@ and milliseconds of each width step by step.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +37,22 @@ LARGE_MODEL = table(
         64: (20.5, 32.0, 55.0, 101.0),
     }
 )
+# The same, as a server captures it: draft and verify graphs at startup and 0.4 ms + 0.11 ms per request around them; no
+# graph where a cell is missing (benchmarks/results/2026-11-30-h200-attention, batch 1 to 64).
+MEASURED_GRAPHS: Table = {
+    **dict(zip([(1, width) for width in WIDTHS], (5.90, 5.73, 5.95, 6.05), strict=True)),
+    **dict(zip([(2, width) for width in WIDTHS], (5.82, 5.95, 6.10, 6.56), strict=True)),
+    **dict(zip([(4, width) for width in WIDTHS], (6.01, 6.14, 6.61, 7.82), strict=True)),
+    **dict(zip([(8, width) for width in WIDTHS], (6.31, 6.75, 7.95, 12.14), strict=True)),
+    **dict(zip([(16, width) for width in WIDTHS[:3]], (7.14, 8.34, 12.54), strict=True)),
+    **dict(zip([(32, width) for width in WIDTHS[:2]], (9.86, 13.97), strict=True)),
+    **dict(zip([(64, width) for width in WIDTHS[:2]], (17.19, 27.73), strict=True)),
+}
+MEASURED = {(size, width): 0.4 + 0.11 * size + ms for (size, width), ms in MEASURED_GRAPHS.items()}
+CHAIN_MS = {1: 6.98, 2: 7.19, 4: 7.34, 8: 8.72, 16: 11.93, 32: 20.29, 64: 39.04}
+"""DFLASH's steps in the same run."""
+CHAIN_TOKENS = 2.48
+"""Tokens of the chain per step on the text of which `REAL` is a model."""
 # A small model: what its GPU takes, which is all its priors know, and the host's 4 ms that no step undercuts.
 SMALL_GPU = {(size, width): 0.9 + 0.006 * size * width + 0.002 * width for size in SIZES for width in WIDTHS}
 SMALL_MODEL = {key: max(4.0, ms) for key, ms in SMALL_GPU.items()}
@@ -113,7 +130,9 @@ def steps(
     made = []
     for totals in emitted(text, batch_size, count, seed):
         factor = draw.lognormvariate(0.0, noise) * (draw.uniform(1, 3) if draw.random() < 0.02 else 1)
-        made.append(Step(batch_size, totals, tuple(ms[size, width] * factor for width in WIDTHS)))
+        made.append(
+            Step(batch_size, totals, tuple(ms.get((size, width), math.inf) * factor for width in WIDTHS))
+        )
     return made
 
 
