@@ -6,21 +6,29 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 
 from . import __version__
 from .audit.command import add_arguments as add_audit_arguments
-from .bench.arguments import add_arguments, join_server_args
+from .bench.arguments import add_arguments
+from .demo.arguments import add_arguments as add_demo_arguments
 from .patch.command import add_arguments as add_patch_arguments
 from .sketch.command import add_arguments as add_tree_arguments
 from .smoke.command import add_arguments as add_smoke_arguments
+from .usage import Parser, join_server_args
+
+PRINT_JSON = ("doctor", "smoke", "patch")
+"""The subcommands whose --json takes no file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code is 0 when it found what it should."""
-    parser = argparse.ArgumentParser(prog="sglang-ddtree", description="Tools of DDTREE for SGLang.")
+    words = join_server_args(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog="sglang-ddtree", description="Tools of DDTREE for SGLang.")
     parser.add_argument("--version", action="version", version=f"sglang-ddtree {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_doctor(commands.add_parser("doctor", help="check whether DDTREE can start on this machine"))
+    _add_demo(commands.add_parser("demo", help="serve the demo pair on the CPU, or print its folders"))
     _add_bench(commands.add_parser("bench", help="measure AR, DFLASH and DDTREE on this machine"))
     _add_audit(
         commands.add_parser("audit", help="compare a running server's greedy texts with plain decoding's")
@@ -28,8 +36,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_smoke(commands.add_parser("smoke", help="test that a running server answers, with DDTREE"))
     _add_tree(commands.add_parser("tree", help="draw the tree of one decode step"))
     _add_patch(commands.add_parser("patch", help="make an SGLang without plugins load this package"))
-    arguments = parser.parse_args(join_server_args(sys.argv[1:] if argv is None else argv))
-    return int(arguments.run(arguments))
+    if _prints_json(words):
+        for one in (parser, *commands.choices.values()):
+            one.on_error = _print_error
+    arguments = parser.parse_args(words)
+    try:
+        return int(arguments.run(arguments))
+    except (Exception, KeyboardInterrupt) as error:
+        # Not foreseen. A report is the last thing that a subcommand prints, so there is none yet.
+        if parser.on_error is not None:
+            parser.on_error(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _prints_json(words: Sequence[str]) -> bool:
+    """Whether the standard output must be one JSON object, whatever happens."""
+    command = words[0] if words else ""
+    takes_no_file = command in PRINT_JSON or (command == "demo" and "--paths" in words)
+    return takes_no_file and "--json" in words
+
+
+def _print_error(error: str) -> None:
+    print(json.dumps({"error": error}, indent=2))
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +70,21 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     from .host import doctor
 
-    findings = doctor.examine(arguments.draft, arguments.model)
+    with redirect_stdout(sys.stderr):  # for what SGLang and transformers may print on the way
+        findings = doctor.examine(arguments.draft, arguments.model)
     print(json.dumps(doctor.as_json(findings), indent=2) if arguments.json else doctor.as_text(findings))
     return 0 if doctor.would_start(findings) else 1
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    add_demo_arguments(parser)
+    parser.set_defaults(run=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from .demo.runner import run
+
+    return run(arguments)
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:

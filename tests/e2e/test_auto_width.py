@@ -104,13 +104,19 @@ def test_the_policy_chooses_and_shows_what_it_chose(
         decode_log_interval=5,
         **AUTO,
     ) as server:
+        start = time.perf_counter()
         assert server.greedy(PROMPTS, NEW_TOKENS) == hugging_face
         assert server.greedy(PROMPTS[:1], NEW_TOKENS) == hugging_face[:1]
+        # Enough steps that some are timed, and the lengths of each on demand.
+        params = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+        params |= {"custom_params": {"ddtree_accept_lengths": True}}
+        asking = [{"rid": f"asks-{n}", "input_ids": PROMPTS[n], "sampling_params": params} for n in range(4)]
+        asked = {payload["rid"]: server.post("/generate", payload)["meta_info"] for payload in asking}
         refused = {"input_ids": PROMPTS[0], "sampling_params": {"regex": "a+", "min_new_tokens": 4}}
         assert server.refusal(refused)[0] == 400
         assert server.settled_tokens() == 0
         info, told = server.server_info(), settled_metrics(server)
-        log = server.log()
+        seconds, log = time.perf_counter() - start, server.log()
         assert "DDTREE ready. block_size=16, budget=auto up to 63" in log
     assert info["speculative_ddtree_budget"] == "auto"
     (state,) = info["internal_states"]
@@ -130,6 +136,23 @@ def test_the_policy_chooses_and_shows_what_it_chose(
     assert told["accepted_drafts_total", "depth"] == {
         str(depth): sum(number >= depth for number in kept) for depth in range(1, 16)
     }
+    # Every 64th step is timed, and read by the one after it.
+    timed = (sum(shown["steps"].values()) - 1) // 64
+    assert told["timed_steps_total", ""] == {"": timed}
+    assert timed >= 1
+    phases = told["phase_seconds_total", "phase"]
+    assert list(phases) == ["window", "draft", "layout", "verify", "accept", "commit"]
+    assert min(phases.values()) > 0
+    assert 0 < sum(phases.values()) < seconds
+    assert max(phases, key=lambda phase: phases[phase]) in ("draft", "verify")
+    # Accept lengths are the trace's, up to the end of the answer.
+    trees = probing.read_trace(trace)
+    for rid, info in asked.items():
+        lengths = info["ddtree_accept_lengths"]
+        assert sum(lengths) == NEW_TOKENS - 1
+        traced = [step["accept_len"] for step in trees[rid]][: len(lengths)]
+        assert lengths[:-1] == traced[:-1]
+        assert 0 < lengths[-1] <= traced[-1]
     assert told["refused_requests_total", "field"] == {"regex": 1, "min_new_tokens": 1}
     # So do the lines of the log, up to the last report.
     lines = [line for line in log.splitlines() if "Decode batch" in line]

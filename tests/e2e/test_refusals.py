@@ -257,6 +257,7 @@ GENERATE: dict[str, dict[str, Any]] = {
     "sampling_seed": {"sampling_params": {"sampling_seed": 7}},
     "input_embeds": {"input_ids": None, "input_embeds": [[0.0] * 128] * 4},
     "Beam search is not supported": {"sampling_params": {"beam_width": 2}},
+    "custom_params.ddtree_...": {"sampling_params": {"custom_params": {"ddtree_width": 8}}},
 }
 
 
@@ -285,6 +286,7 @@ CHAT: dict[str, dict[str, Any]] = {
     "min_new_tokens (min_tokens)": {"min_tokens": 4},
     "logit_bias": {"logit_bias": {"5": 1.0}},
     "sampling_seed (seed)": {"seed": 7},
+    "got ddtree_accept_lengths = 'yes'": {"custom_params": {"ddtree_accept_lengths": "yes"}},
 }
 
 

@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +115,62 @@ def test_fifty_samples_differ(server: Server) -> None:
     assert len({tuple(answer["output_ids"]) for answer in answers}) > 40
 
 
+ASKING = {"custom_params": {"ddtree_accept_lengths": True}}
+
+
+def test_accept_lengths_on_demand(server: Server, texts: list[list[int]]) -> None:
+    greedy = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    payloads = [
+        {"input_ids": prompt, "sampling_params": greedy | (ASKING if index % 2 else {})}
+        for index, prompt in enumerate(PROMPTS[:24])
+    ]
+    answers = server.generate(payloads)
+    assert [answer["output_ids"] for answer in answers] == texts[:24]
+    for answer in answers[::2]:
+        assert [key for key in answer["meta_info"] if key.startswith("ddtree_")] == []
+    found = []
+    for answer in answers[1::2]:
+        info = answer["meta_info"]
+        lengths = info["ddtree_accept_lengths"]
+        assert [key for key in info if key.startswith("ddtree_")] == ["ddtree_accept_lengths"]
+        # In a mixed batch a running request gets a token from a prefill.
+        assert sum(lengths) <= info["completion_tokens"] - 1 == NEW_TOKENS - 1
+        # SGLang counts the same steps without their order, the last one untrimmed.
+        assert len(lengths) == info["spec_verify_ct"]
+        counted = Counter(dict(enumerate(info["spec_correct_drafts_histogram"])))
+        assert (counted - Counter(length - 1 for length in lengths[:-1])).total() == 1
+        found += lengths[:-1]
+    assert len(set(found)) > 2
+
+    # Alone, all but the first token are a step's; in a stream, too, and only in its last event.
+    alone = server.post("/generate", payloads[1])["meta_info"]
+    assert sum(alone["ddtree_accept_lengths"]) == NEW_TOKENS - 1
+    assert len(alone["ddtree_accept_lengths"]) == alone["spec_verify_ct"]
+    *events, last = server.stream(payloads[1])
+    assert len(events) > 1
+    assert [event for event in events if "ddtree_accept_lengths" in event["meta_info"]] == []
+    assert last["meta_info"]["ddtree_accept_lengths"] == alone["ddtree_accept_lengths"]
+    assert "ddtree_step_of_token" not in last["meta_info"]
+
+
+def test_accept_lengths_end_at_a_stop_and_pass_through_chat(server: Server) -> None:
+    payload = {"input_ids": PROMPTS[1], "sampling_params": {"temperature": 0, "ignore_eos": True, **ASKING}}
+    payload["sampling_params"]["max_new_tokens"] = NEW_TOKENS
+    whole = server.post("/generate", payload)["meta_info"]["ddtree_accept_lengths"]
+    # Two or more tokens in a step: stop inside the last of these.
+    index = max(number for number, length in enumerate(whole[:-1]) if length > 1)
+    payload["sampling_params"]["max_new_tokens"] = 1 + sum(whole[: index + 1]) - 1
+    cut = server.post("/generate", payload)["meta_info"]["ddtree_accept_lengths"]
+    assert cut == [*whole[:index], whole[index] - 1]
+    payload["sampling_params"]["max_new_tokens"] = 1
+    assert server.post("/generate", payload)["meta_info"]["ddtree_accept_lengths"] == []
+
+    (choice,) = server.chat("Say something.", max_tokens=8, return_meta_info=True, **ASKING)["choices"]
+    assert sum(choice["meta_info"]["ddtree_accept_lengths"]) == choice["meta_info"]["completion_tokens"] - 1
+    (choice,) = server.chat("Say something.", max_tokens=8, return_meta_info=True)["choices"]
+    assert "ddtree_accept_lengths" not in choice["meta_info"]
+
+
 def test_chat_and_completion_endpoints_answer(server: Server) -> None:
     chat = server.chat("Say something.", max_tokens=8)
     assert chat["usage"]["completion_tokens"] == 8
@@ -147,6 +204,11 @@ def test_two_hundred_requests_with_aborts_and_too_little_memory(
                 assert answer["output_ids"] == text[: len(answer["output_ids"])]
             else:
                 assert answer["output_ids"] == text, number
+                # A request that was taken back is prefilled again, which emits a token.
+                info = answer["meta_info"]
+                prefills = info["completion_tokens"] - sum(info["ddtree_accept_lengths"])
+                assert prefills == 1 + info["num_retractions"]
+        assert any(answer["meta_info"]["num_retractions"] for answer in answers)
         assert any(answers[number]["meta_info"]["finish_reason"]["type"] == "abort" for number in aborted)
         assert RETRACTED in server.log()
         server.flush_cache()
@@ -163,7 +225,7 @@ def run_with_aborts(server: Server, prompts: list[list[int]], aborted: set[int])
     def ask(number: int) -> dict[str, Any]:
         rid = f"load-{number:03d}"  # SGLang aborts by prefix
         # Without ignore_eos: with it the scheduler knows every length ahead and admits only what fits.
-        params = {"temperature": 0, "max_new_tokens": 96}
+        params = {"temperature": 0, "max_new_tokens": 96, **ASKING}
         if number in aborted:
             threading.Timer(0.2 + number % 7 / 10, lambda: server.abort(rid)).start()
         payload = {"rid": rid, "input_ids": prompts[number % len(prompts)], "sampling_params": params}

@@ -30,12 +30,12 @@ from sglang_ddtree.tree import (  # noqa: E402
     DraftCandidates,
     DraftTree,
     TreeTopology,
-    accept_path,
     build_tree,
     draft_candidates,
     flat_mask_numel,
+    lay_out,
     sample_target,
-    tree_topology,
+    settle_path,
     verify_width,
     write_tree_mask,
 )
@@ -60,7 +60,6 @@ TWIN_CASES = {
     "build_limits": (0, 0),
     "build_ties": (300, 60),
     "topology": (40, 256),
-    "accept": (60, 256),
     "settle": (60, 256),
     "window": (60, 256),
     "mask": (40, 96),
@@ -79,6 +78,7 @@ class Step:
     prefix_lens: torch.Tensor
     targets: torch.Tensor
     mask_buffer: torch.Tensor
+    slots: torch.Tensor
     budget: int
 
     @classmethod
@@ -95,6 +95,7 @@ class Step:
             prefix_lens.cuda(),
             likely_targets(generator, tree, vocab=200).cuda(),
             torch.zeros(numel, dtype=torch.bool, device="cuda"),
+            torch.arange(max(tree.width, DEPTHS + 1)).repeat(batch, 1).cuda(),
             budget,
         )
 
@@ -106,9 +107,12 @@ class Step:
 
     def run(self) -> tuple[DraftTree, TreeTopology, Acceptance]:
         tree = self.build()
-        topology = tree_topology(tree, self.prefix_lens)
+        tree, topology = lay_out(tree, self.prefix_lens)
         self.write_mask(topology)
-        return tree, topology, accept_path(tree, topology.ancestor_mask, self.targets)
+        return tree, topology, self.accept(tree, topology)
+
+    def accept(self, tree: DraftTree, topology: TreeTopology) -> Acceptance:
+        return settle_path(tree, topology.ancestor_mask, self.targets, self.prefix_lens, self.slots)[0]
 
     def copy_from(self, other: Step) -> None:
         for mine, theirs in (
@@ -127,6 +131,7 @@ class Step:
             self.prefix_lens.cpu(),
             self.targets.cpu(),
             torch.zeros(self.mask_buffer.shape, dtype=torch.bool),
+            self.slots.cpu(),
             self.budget,
         )
 
@@ -325,12 +330,12 @@ def measure(quick: bool) -> dict[str, Any]:
             tree, topology, _ = step.run()
 
             def topology_of(tree: DraftTree = tree, step: Step = step) -> TreeTopology:
-                return tree_topology(tree, step.prefix_lens)
+                return lay_out(tree, step.prefix_lens)[1]
 
             def accept(
                 tree: DraftTree = tree, topology: TreeTopology = topology, step: Step = step
             ) -> Acceptance:
-                return accept_path(tree, topology.ancestor_mask, step.targets)
+                return step.accept(tree, topology)
 
             table[f"batch {batch} budget {budget}"] = {
                 "build_us": microseconds(step.build),

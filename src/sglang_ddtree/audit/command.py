@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..client import RequestFailed
 from ..usage import UsageError, require_server_url
 from .client import AuditClient, PlainAnswer
 from .compare import BOUNDS, Divergence, compare, default_bound
-from .report import Audited, Difference, Text, about, about_plain, as_json, as_text
+from .report import FORMAT, Audited, Difference, Text, about, about_plain, as_json, as_text
 
 CONTEXT = 16  # tokens shown before a difference
 DESCRIPTION = """\
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=256, metavar="N", help="per text (default: 256)")
     add("--concurrency", type=int, default=1, metavar="N", help="prompts in flight (default: 1)")
     add("--bound", type=float, metavar="NATS", help="the largest gap of a near tie (default: see below)")
-    add("--json", type=Path, metavar="OUT", help="write the report to this file, too")
+    add("--json", type=Path, metavar="OUT", help="write the report, or why there is none, to this file, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,9 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
             _write(arguments.json, as_json(plain_about, audited, bound))
     except (UsageError, PromptError, RequestFailed) as error:
         print(f"sglang-ddtree audit: error: {error}", file=sys.stderr)
+        _write_error(arguments.json, str(error))
         return 2
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
+        _write_error(arguments.json, "stopped before all texts were compared")
         return 130
     print(as_text(plain_about, audited, bound))
     return 1 if audited[0].faults else 0
@@ -158,6 +161,13 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--bound must be a number of nats from 0, got {arguments.bound}.")
     if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
         raise UsageError(f"--json {arguments.json}: there is no folder {arguments.json.absolute().parent}.")
+
+
+def _write_error(path: Path | None, error: str) -> None:
+    """Leave no report of an earlier audit that could be taken for this one's."""
+    if path is not None:
+        with suppress(UsageError):  # told already, or less than what is told
+            _write(path, {"format": FORMAT, "error": error})
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
+from .. import usage
 from ..usage import UsageError
-from .arms import ALLOWED, BUDGET, DEFAULT_ARMS, Arm, parse_arm
+from .arms import ALLOWED, DEFAULT_ARMS, Arm, parse_arm
 from .prompt_sets import ACCEPTED, BUILT_IN, Prompt, PromptError, built_in, read_file
 
 DESCRIPTION = """\
@@ -16,7 +15,7 @@ Measure plain decoding (AR), DFLASH and DDTREE on this machine: one real server 
 with the same flags, over HTTP with streaming. Prints a table and writes bench.json and bench.html.
 
 An arm that its server refuses, or that would run with other flags than the first arm, is reported with the reason;
-the others are measured.
+the others are measured. Where no server has started and two failed with the same reason the bench stops.
 """
 EPILOG = """\
 example:
@@ -27,15 +26,13 @@ exit code: 0 all arms measured; 1 an arm failed or was refused, or greedy texts 
 """
 # Set by the arms, or breaking what is read from the answers.
 OWN_FLAGS = {
-    "--model-path": "give --model to the bench",
-    "--model": "give --model to the bench",
-    "--speculative-algorithm": "choose with --arm",
-    "--speculative-draft-model-path": "give --draft to the bench",
-    "--speculative-draft-model": "give --draft to the bench",
-    BUDGET.flag: 'choose with --arm "DDTREE N"',
-    "--host": "the bench chooses it",
-    "--port": "the bench chooses it",
-    "--api-key": "the bench sends none",
+    **usage.own_flags(
+        "bench",
+        model="give --model to the bench",
+        draft="give --draft to the bench",
+        algorithm="choose with --arm",
+        budget='choose with --arm "DDTREE N"',
+    ),
     "--incremental-streaming-output": "the answers' last event would lack the token ids",
 }
 
@@ -68,13 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0], metavar="T", help="(default: 0 1)")
     add("--runs", type=int, default=5, metavar="N", help="runs over all prompts per figure (default: 5)")
     add("--max-new-tokens", type=int, default=256, metavar="N", help="per answer (default: 256)")
-    add(
-        "--server-arg",
-        action="append",
-        default=[],
-        metavar="WORDS",
-        help='words for every server\'s command line: --server-arg="--page-size 16"; may be repeated',
-    )
+    usage.add_server_arg(parser, "every server's")
     add(
         "--start-timeout",
         type=float,
@@ -83,22 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds a server may take (default: 1800)",
     )
     add(
+        "--keep-going",
+        action="store_true",
+        help="try every arm, even where no server has started and two failed with the same reason",
+    )
+    add(
         "--out",
         type=Path,
         metavar="DIR",
         help="folder for the results (default: sglang-ddtree-bench-DATE-TIME)",
     )
-
-
-def join_server_args(argv: Sequence[str]) -> list[str]:
-    """``--server-arg --flag`` as one word: argparse takes the second for a flag of its own otherwise."""
-    words: list[str] = []
-    for word in argv:
-        if words and words[-1] == "--server-arg":
-            words[-1] = f"--server-arg={word}"
-        else:
-            words.append(word)
-    return words
 
 
 def arms(arguments: argparse.Namespace) -> list[Arm]:
@@ -125,17 +110,7 @@ def server_words(arguments: argparse.Namespace) -> list[str]:
     Raises:
         UsageError: one does not parse, or is a flag that the bench sets itself.
     """
-    words: list[str] = []
-    for text in arguments.server_arg:
-        try:
-            words += shlex.split(text)
-        except ValueError as error:
-            raise UsageError(f"--server-arg {text!r}: {error}.") from error
-    for word in words:
-        reason = OWN_FLAGS.get(word.partition("=")[0])
-        if reason is not None:
-            raise UsageError(f"--server-arg must not set {word.partition('=')[0]}: {reason}.")
-    return words
+    return usage.server_words(arguments.server_arg, OWN_FLAGS)
 
 
 def prompts(arguments: argparse.Namespace) -> list[Prompt]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..config import ALGORITHM, OPTIONS
+from ..config import ALGORITHM
+from ..usage import BUDGET
 
-BUDGET = next(option for option in OPTIONS if option.field == "budget")
 AUTO: Final = "auto"
 # The budgets of the DDTree paper, and the one that the server chooses.
 DEFAULT_BUDGETS = (16, 32, 64, 128, 256, 512, 1024, AUTO)

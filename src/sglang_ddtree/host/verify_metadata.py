@@ -75,6 +75,8 @@ def records_metadata(backend: Any, forward_batch: Any) -> bool:
         and not (backend.sliding_window_size or 0) > 0
         and not backend.use_sliding_window_kv_pool
         and backend.dllm_attention is None
+        # Its attention is SGLang's unified kernel, which has not been run this way.
+        and not backend.enable_deterministic
         # Translated slots come from a table of the step's own.
         and not backend.kv_index_translator._reads_translated(IdSpaceKind.FULL)
     )

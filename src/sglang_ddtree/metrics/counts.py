@@ -46,6 +46,8 @@ class Totals:
         trees: trees verified.
         accepted: draft tokens accepted at depth 1, 2, ...
         refused: field of a request -> requests refused for it.
+        timed_steps: steps of which the time is known.
+        phase_seconds: phase -> its seconds in the timed steps.
     """
 
     steps: Mapping[int, int]
@@ -54,6 +56,8 @@ class Totals:
     trees: int
     accepted: Sequence[int]
     refused: Mapping[str, int]
+    timed_steps: int
+    phase_seconds: Mapping[str, float]
 
 
 def describe_widths(before: Mapping[int, int], now: Mapping[int, int]) -> str:

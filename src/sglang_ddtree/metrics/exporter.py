@@ -7,7 +7,7 @@ from typing import Any
 
 from .counts import Totals
 
-NOTHING = Totals({}, 0, {}, 0, (), {})
+NOTHING = Totals({}, 0, {}, 0, (), {}, 0, {})
 
 
 class Exporter:
@@ -61,6 +61,19 @@ class Exporter:
             documentation="Requests refused, by field; one with several refused fields counts at each.",
             labelnames=[*labels, "field"],
         )
+        self.timed_steps = counter(
+            name="sglang:ddtree_timed_steps_total",
+            documentation="Decode steps whose phases were timed: every 64th.",
+            labelnames=[*labels],
+        )
+        self.phase_seconds = counter(
+            name="sglang:ddtree_phase_seconds_total",
+            documentation=(
+                "Seconds of the timed decode steps by phase: window, draft (the tree's build included), layout, "
+                "verify, accept, commit. On CUDA between events on the device, its waits for the host included."
+            ),
+            labelnames=[*labels, "phase"],
+        )
         # A series that begins at 0 shows its first steps as an increase.
         for width in widths:
             self._of(self.steps, width=width)
@@ -68,6 +81,7 @@ class Exporter:
             self._of(self.accepted, depth=depth)
         self._of(self.switches)
         self._of(self.trees)
+        self._of(self.timed_steps)
 
     def publish(self, now: Totals) -> None:
         """Bring the metrics to `now`."""
@@ -81,6 +95,9 @@ class Exporter:
             self._of(self.accepted, depth=depth).inc(accepted - before)
         for field, requests in now.refused.items():
             self._of(self.refused, field=field).inc(requests - told.refused.get(field, 0))
+        for phase, seconds in now.phase_seconds.items():
+            self._of(self.phase_seconds, phase=phase).inc(seconds - told.phase_seconds.get(phase, 0.0))
+        self._of(self.timed_steps).inc(now.timed_steps - told.timed_steps)
         self._of(self.switches).inc(now.switches - told.switches)
         self._of(self.trees).inc(now.trees - told.trees)
 

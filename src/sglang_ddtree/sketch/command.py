@@ -6,12 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from ..usage import BUDGET
+
 DESCRIPTION = """\
 Draw the tree of the first decode step behind a prompt: what the drafter proposes, how probable it finds each path
 (its whole product, over the full vocabulary), and what the target accepts greedily. Runs both models with transformers,
 in float32 on a CPU and in bfloat16 on a GPU; no server is needed.
 """
-MAX_BUDGET = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", required=True, metavar="TEXT", help="one user message")
     add("--model", required=True, metavar="DIR", help="the target, a folder or a hub id")
     add("--draft", required=True, type=Path, metavar="DIR", help="the drafter's folder")
-    add("--budget", type=int, default=16, metavar="N", help="nodes of the tree (default: 16)")
-    add("--svg", type=Path, metavar="FILE", help="draw it into this file, too")
+    add(
+        "--budget",
+        type=int,
+        default=16,
+        metavar="N",
+        help=f"nodes of the tree, {BUDGET.low} to {BUDGET.high} (default: 16)",
+    )
+    add("--svg", type=Path, metavar="FILE", help="draw it into this file, too, every node of it")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     from .models import SketchError, first_step
 
     try:
-        if not 1 <= arguments.budget <= MAX_BUDGET:
-            raise SketchError(f"--budget must be from 1 to {MAX_BUDGET}, got {arguments.budget}.")
+        if not BUDGET.low <= arguments.budget <= BUDGET.high:
+            limits = f"from {BUDGET.low} to {BUDGET.high}"
+            raise SketchError(f"--budget must be a whole number {limits}, got {arguments.budget}.")
         if not arguments.draft.is_dir():
             raise SketchError(f"--draft {arguments.draft}: no such folder.")
         step, tokenizer = first_step(arguments.model, arguments.draft, arguments.prompt, arguments.budget)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from html import escape
 
 from .models import Step
@@ -14,22 +14,39 @@ STYLE = (
     "line.kept{stroke:#06752f;stroke-width:2}"
 )
 
+TEXT_NODES = 256  # of the most probable ones; a larger tree scrolls by and says less
+
 Decode = Callable[[int], str]
 
 
 def as_text(step: Step, decode: Decode) -> str:
-    """The root, a line per node below its parent, and what the target accepts; ``*`` marks the accepted path."""
+    """The root, a line per node below its parent, and what the target accepts; ``*`` marks the accepted path.
+
+    Of a tree of more than `TEXT_NODES` nodes these are the most probable ones and the accepted path; a node whose
+    descendants are cut off has their number behind it.
+    """
     kept = set(step.accepted())
     children = _children(step)
+    drawn = {number for number in range(1, len(step.nodes) + 1) if number <= TEXT_NODES or number - 1 in kept}
+    left_out = _left_out(step, drawn)
 
     def lines(parent: int, indent: str) -> Iterator[str]:
-        for place, number in enumerate(children[parent], 1):
-            last = place == len(children[parent])
+        below = [number for number in children[parent] if number in drawn]
+        for place, number in enumerate(below, 1):
+            last = place == len(below)
             mark = " *" if number - 1 in kept else ""
-            yield f"{indent}{'└─' if last else '├─'} {_node(step, number, decode)}{mark}"
+            yield f"{indent}{'└─' if last else '├─'} {_node(step, number, decode)}{mark}{more(number)}"
             yield from lines(number, indent + ("   " if last else "│  "))
 
-    return "\n".join([repr(decode(step.root)), *lines(0, ""), "", _verdict(step, decode)])
+    def more(number: int) -> str:
+        return f" (+{left_out[number]})" if left_out[number] else ""
+
+    end = [_verdict(step, decode)]
+    if len(drawn) < len(step.nodes):
+        end.insert(
+            0, f"{len(drawn)} of {len(step.nodes)} nodes are drawn, (+N) counts others; --svg FILE draws all."
+        )
+    return "\n".join([repr(decode(step.root)) + more(0), *lines(0, ""), "", *end])
 
 
 def as_svg(step: Step, decode: Decode) -> str:
@@ -52,8 +69,11 @@ def as_svg(step: Step, decode: Decode) -> str:
     width = max(LETTER * len(text) + left for text, left in [*zip(labels, x, strict=True), (verdict, MARGIN)])
     height = max(y) + 2 * ROW
     shapes.append(f'<text x="{MARGIN}" y="{height:.1f}">{escape(verdict)}</text>')
+    size = (width + MARGIN, f"{height + MARGIN:.0f}")
+    # With a size of its own a browser scrolls a large tree. Without one it would shrink it until no word can be read.
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + MARGIN} {height + MARGIN:.0f}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" '
+        f'viewBox="0 0 {size[0]} {size[1]}">'
         f"<style>{STYLE}</style>{''.join(shapes)}</svg>\n"
     )
 
@@ -94,6 +114,17 @@ def _children(step: Step) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in range(len(step.nodes) + 1)]
     for number, node in enumerate(step.nodes, 1):
         found[node.parent].append(number)
+    return found
+
+
+def _left_out(step: Step, drawn: Container[int]) -> list[int]:
+    """Node -> the nodes not drawn whose nearest drawn ancestor, or else the root, it is."""
+    nearest = list(range(len(step.nodes) + 1))
+    found = [0] * len(nearest)
+    for number, node in enumerate(step.nodes, 1):
+        if number not in drawn:
+            nearest[number] = nearest[node.parent]
+            found[nearest[number]] += 1
     return found
 
 

@@ -24,7 +24,8 @@ EPILOG = """\
 example:
   sglang-ddtree smoke --base-url http://127.0.0.1:30000
 
-exit code: 0 every check passed or was skipped; 1 a check failed; 2 wrong usage, or nobody answers at an address.
+exit code: 0 every check passed or was skipped; 1 a check failed; 2 wrong usage, or nobody answers at an address. With
+--json there is a report in each case; "error" says why the checks were not made.
 """
 
 
@@ -41,32 +42,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Test what the command line names; the exit code is that of the command."""
     found: list[Result] = []
+    error: str | None = None
+    asked = "identity"  # the check that fails where nobody answers
     try:
         server, plain = SmokeClient(require_server_url("--base-url", arguments.base_url)), None
         if arguments.against is not None:
             plain = SmokeClient(require_server_url("--against", arguments.against))
             about_plain(plain)
+        asked = "health"
         for result in results(server, plain):
             found.append(result)
             if not arguments.json:
                 print(f"{result.status:<7}  {result.check:<10}  {result.detail}", flush=True)
-    except (UsageError, RequestFailed) as error:
+        code = 1 if any(result.status == FAIL for result in found) else 0
+    except (UsageError, RequestFailed) as reason:
+        error, code = str(reason), 2
         print(f"sglang-ddtree smoke: error: {error}", file=sys.stderr)
-        return 2
+        if isinstance(reason, RequestFailed):
+            found = _unanswered(asked, error, arguments.against is not None)
     except KeyboardInterrupt:
+        error, code = "stopped before all checks were made", 130
         print("\nStopped.", file=sys.stderr)
-        return 130
-    passed = all(result.status != FAIL for result in found)
     if arguments.json:
         report = {
             "format": FORMAT,
             "base_url": arguments.base_url,
             "against": arguments.against,
-            "passed": passed,
+            "passed": code == 0,
+            "error": error,
             "checks": [asdict(result) for result in found],
         }
         print(json.dumps(report, indent=2, ensure_ascii=False))
-    return 0 if passed else 1
+    return code
+
+
+def _unanswered(asked: str, error: str, has_plain: bool) -> list[Result]:
+    """The results where nobody answers the check `asked`: that one failed, the others were not made."""
+    names = ["health", *(name for name, _ in CHECKS), *(["identity"] if has_plain else [])]
+    return [
+        Result(name, FAIL, error) if name == asked else Result(name, SKIPPED, f"{asked} failed")
+        for name in names
+    ]
 
 
 def results(server: SmokeClient, plain: SmokeClient | None) -> Iterator[Result]:

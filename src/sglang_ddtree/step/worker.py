@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_exec, get_spec
+from sglang.srt.runtime_context import get_exec, get_observability, get_spec
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
@@ -24,6 +24,7 @@ from .accept import accept
 from .commit import commit_draft_kv, commit_target_kv
 from .draft import CandidateHead, CapturedTrees, draft, target_lm_head
 from .lengths import host_lengths
+from .phases import EVERY, PhaseClock, marks_of
 from .prewarm import rehearse_sampling, rehearse_steps
 from .recurrent import commit_recurrent, tree_backend
 from .verify import lay_out_for_verify, mask_buffer, verify
@@ -59,6 +60,9 @@ class DDTreeWorker(DFlashWorkerV2):
         self.candidate_head = self._build_candidate_head()
         self.captured_trees: CapturedTrees | None = None
         self.widths = VerifyWidths(self.plan, target_worker.model_runner, self.draft_model_runner)
+        self.phases = PhaseClock(
+            marks_of(torch.device(self.device)), EVERY if get_observability().enable_metrics else 0
+        )
         self.mask_reads_prefix = bool(get_exec().deterministic.enable_deterministic_inference)
         self.speculative_num_draft_tokens = self.plan.verify_width
 
@@ -162,6 +166,7 @@ class DDTreeWorker(DFlashWorkerV2):
             batch.seq_lens.record_stream(torch.cuda.current_stream())
         bonus_tokens = draft_input.bonus_tokens.view(-1)
         width = self.widths.choose(len(batch.seq_lens))
+        self.phases.begin()
         window = open_window(
             batch.seq_lens,
             batch.req_pool_indices,
@@ -172,8 +177,10 @@ class DDTreeWorker(DFlashWorkerV2):
             width=width,
         )
         host = host_lengths(batch, draft_input, window.slots.shape[1])
+        self.phases.done("window")
 
         tree = draft(self, batch, bonus_tokens, window, host)
+        self.phases.done("draft")
         with self.widths.running(width) as backend:
             mask = mask_buffer(backend, window, width, host)
             tree, topology = lay_out_for_verify(
@@ -182,9 +189,12 @@ class DDTreeWorker(DFlashWorkerV2):
             recurrent = tree_backend(self.model_runner)
             if recurrent is not None:
                 recurrent.set_tree(tree, topology)
+            self.phases.done("layout")
             output = verify(self, batch, tree, topology, window, host, mask)
+        self.phases.done("verify")
         logits = output.logits_output.next_token_logits
         accepted, rows = accept(tree, topology, window, logits, batch.sampling_info, self.widths.tally(width))
+        self.phases.done("accept")
 
         if on_publish is not None:
             on_publish(rows.new_seq_lens)
@@ -192,6 +202,7 @@ class DDTreeWorker(DFlashWorkerV2):
         if self.has_recurrent_layers:
             commit_recurrent(self, batch, accepted, rows, window.prefix_lens)
         commit_draft_kv(self, accepted, rows, output.logits_output.hidden_states)
+        self.phases.done("commit")
         self.widths.end()
         # The scheduler copies what it is given to the host; nobody reads these there.
         output.logits_output.hidden_states = None

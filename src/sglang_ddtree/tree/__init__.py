@@ -3,13 +3,13 @@
 One decode step reads: window -> candidates -> build -> topology (and mask) -> sample -> accept.
 """
 
-from .accept import Acceptance, PathRows, WidthTally, accept_path, settle_path
+from .accept import Acceptance, PathRows, WidthTally, settle_path
 from .build import build_tree
 from .candidates import DraftCandidates, draft_candidates
 from .capacity import resolve_topk, tree_capacity, verify_width
 from .mask import flat_mask_numel, write_tree_mask
 from .sample import sample_target
-from .topology import TreeTopology, ancestor_mask, lay_out, links, positions, tree_topology
+from .topology import TreeTopology, ancestor_mask, lay_out, links, positions
 from .tree import DraftTree
 from .window import StepWindow, open_window
 
@@ -21,7 +21,6 @@ __all__ = [
     "StepWindow",
     "TreeTopology",
     "WidthTally",
-    "accept_path",
     "ancestor_mask",
     "build_tree",
     "draft_candidates",
@@ -34,7 +33,6 @@ __all__ = [
     "sample_target",
     "settle_path",
     "tree_capacity",
-    "tree_topology",
     "verify_width",
     "write_tree_mask",
 ]

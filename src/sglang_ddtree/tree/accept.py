@@ -72,9 +72,14 @@ def settle_path(
     slots: torch.Tensor,
     tally: WidthTally | None = None,
 ) -> tuple[Acceptance, PathRows]:
-    """`accept_path`, and all that follows from the path: one Triton kernel on CUDA.
+    """Accept a node iff it is the target's choice after its parent and the parent is accepted; one kernel on CUDA.
+
+    Exact at any temperature: each emitted token is a target sample in its own context (arXiv 2604.12989).
 
     Args:
+        tree: the batch's trees.
+        ancestor_mask: bool [B, W, W], from `topology.ancestor_mask`.
+        target_tokens: int64 [B, W]; [b, i] is the target's choice after slot i, whatever in unused slots.
         prefix_lens: integer [B], committed tokens before the step.
         slots: int64 [B, window], KV slot of every position from the prefix on; window >= W and > D.
         tally: added to, where given.
@@ -95,27 +100,6 @@ def settle_path(
     return settle_path_torch(tree, ancestor_mask, target_tokens, prefix_lens, slots, tally)
 
 
-def accept_path(tree: DraftTree, ancestor_mask: torch.Tensor, target_tokens: torch.Tensor) -> Acceptance:
-    """Accept a node iff it is the target's choice after its parent and the parent is accepted.
-
-    Exact at any temperature: each emitted token is a target sample in its own context (arXiv 2604.12989).
-
-    Args:
-        tree: the batch's trees.
-        ancestor_mask: bool [B, W, W], from `topology.ancestor_mask`.
-        target_tokens: int64 [B, W]; [b, i] is the target's choice after slot i, whatever in unused slots.
-
-    Raises:
-        ValueError: a shape does not fit the tree.
-    """
-    _check(tree, ancestor_mask, target_tokens)
-    if tree.tokens.is_cuda:
-        from .accept_triton import accept_path_triton
-
-        return accept_path_triton(tree, target_tokens)
-    return accept_path_torch(tree, ancestor_mask, target_tokens)
-
-
 def _check(tree: DraftTree, ancestor_mask: torch.Tensor, target_tokens: torch.Tensor) -> None:
     batch, width = tree.tokens.shape
     if target_tokens.shape != (batch, width):
@@ -124,10 +108,7 @@ def _check(tree: DraftTree, ancestor_mask: torch.Tensor, target_tokens: torch.Te
         raise ValueError(f"ancestor_mask is {list(ancestor_mask.shape)}, expected {[batch, width, width]}")
 
 
-def accept_path_torch(
-    tree: DraftTree, ancestor_mask: torch.Tensor, target_tokens: torch.Tensor
-) -> Acceptance:
-    """The plain twin of the Triton kernel; arguments as in `accept_path`."""
+def _accepted(tree: DraftTree, ancestor_mask: torch.Tensor, target_tokens: torch.Tensor) -> Acceptance:
     batch, width = tree.tokens.shape
     slots = torch.arange(width, device=tree.tokens.device).expand(batch, width)
     chosen = tree.tokens == target_tokens.gather(1, tree.parents.clamp(min=0))
@@ -159,7 +140,7 @@ def settle_path_torch(
     tally: WidthTally | None = None,
 ) -> tuple[Acceptance, PathRows]:
     """The plain twin of the Triton kernel; arguments as in `settle_path`."""
-    accepted = accept_path_torch(tree, ancestor_mask, target_tokens)
+    accepted = _accepted(tree, ancestor_mask, target_tokens)
     batch, columns = accepted.accept_index.shape
     path = accepted.accept_index.to(torch.int64)
     nodes = path.clamp(min=0)

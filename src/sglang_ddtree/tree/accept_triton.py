@@ -9,11 +9,6 @@ from .tree import DraftTree
 from .triton_device import require_kernel_device
 
 
-def accept_path_triton(tree: DraftTree, target_tokens: torch.Tensor) -> Acceptance:
-    """The twin of `accept_path_torch` for CUDA; it reads parents instead of the mask."""
-    return _walk(tree, target_tokens, None, None, None)[0]
-
-
 def settle_path_triton(
     tree: DraftTree,
     target_tokens: torch.Tensor,
@@ -21,31 +16,16 @@ def settle_path_triton(
     slots: torch.Tensor,
     tally: WidthTally | None = None,
 ) -> tuple[Acceptance, PathRows]:
-    """The twin of `settle_path_torch` for CUDA."""
-    accepted, rows = _walk(tree, target_tokens, prefix_lens, slots, tally)
-    assert rows is not None
-    return accepted, rows
-
-
-def _walk(
-    tree: DraftTree,
-    target_tokens: torch.Tensor,
-    prefix_lens: torch.Tensor | None,
-    slots: torch.Tensor | None,
-    tally: WidthTally | None,
-) -> tuple[Acceptance, PathRows | None]:
+    """The twin of `settle_path_torch` for CUDA; it reads parents instead of the mask."""
     require_kernel_device(_accept_kernel, tree.tokens)
     batch, width = tree.tokens.shape
     device = tree.tokens.device
     path_len = tree.max_depth + 1
     accept_index = torch.empty(batch, path_len, dtype=torch.int32, device=device)
     accept_lens = torch.empty(batch, dtype=torch.int32, device=device)
-    settles = prefix_lens is not None and slots is not None
-    paths = torch.empty(5 if settles else 1, batch, path_len, dtype=torch.int64, device=device).unbind(0)
-    ends = torch.empty(2, batch, dtype=torch.int64, device=device).unbind(0)
-    predict, bonus_tokens, new_seq_lens = paths[0], *ends
-    # Where nothing is settled these pointers are not followed.
-    targets, sources, rows, positions = paths[1:] if settles else (predict,) * 4
+    paths = torch.empty(5, batch, path_len, dtype=torch.int64, device=device).unbind(0)
+    predict, targets, sources, rows, positions = paths
+    bonus_tokens, new_seq_lens = torch.empty(2, batch, dtype=torch.int64, device=device).unbind(0)
     if batch:
         _accept_kernel[(batch,)](
             tree.tokens,
@@ -55,27 +35,25 @@ def _walk(
             accept_lens,
             predict,
             bonus_tokens,
-            accept_lens if prefix_lens is None else prefix_lens,
-            predict if slots is None else slots,
+            prefix_lens,
+            slots,
             new_seq_lens,
             targets,
             sources,
             rows,
             positions,
+            # Without a tally these pointers are not followed.
             accept_lens if tally is None else tally.widths,
             predict if tally is None else tally.totals,
-            0 if slots is None else slots.stride(0),
+            slots.stride(0),
             width,
             path_len,
             0 if tally is None else tally.widths.shape[0],
             COLUMNS=triton.next_power_of_2(width),
-            SETTLES=settles,
             WIDTHS=0 if tally is None else triton.next_power_of_2(tally.widths.shape[0]),
             num_warps=1 if width <= 256 else 4,
         )
     accepted = Acceptance(accept_index, accept_lens, predict, bonus_tokens)
-    if not settles:
-        return accepted, None
     return accepted, PathRows(new_seq_lens, targets, sources, rows, positions)
 
 
@@ -102,7 +80,6 @@ def _accept_kernel(  # type: ignore[no-untyped-def]
     path_len,
     widths,
     COLUMNS: tl.constexpr,  # noqa: N803
-    SETTLES: tl.constexpr,  # noqa: N803
     WIDTHS: tl.constexpr,  # noqa: N803
 ):
     request = tl.program_id(0).to(tl.int64)
@@ -113,9 +90,8 @@ def _accept_kernel(  # type: ignore[no-untyped-def]
     tokens = tl.load(tokens_ptr + request * width + slots, mask=inside, other=0)
     # The root and unused slots have parent -1: nobody's child.
     parents = tl.load(parents_ptr + request * width + slots, mask=inside, other=-1)
-    if SETTLES:
-        prefix = tl.load(prefix_lens_ptr + request).to(tl.int64)
-        slots_ptr += request * slots_stride
+    prefix = tl.load(prefix_lens_ptr + request).to(tl.int64)
+    slots_ptr += request * slots_stride
     if WIDTHS > 0:
         lanes = tl.arange(0, WIDTHS)
         limits = tl.load(tally_widths_ptr + lanes, mask=lanes < widths, other=0)
@@ -129,13 +105,12 @@ def _accept_kernel(  # type: ignore[no-untyped-def]
         choice = tl.load(target_tokens_ptr + node)
         tl.store(accept_index_ptr + out + step, tl.where(walking > 0, node, -1))
         tl.store(predict_ptr + out + step, tl.where(walking > 0, choice, 0))
-        if SETTLES:
-            target = tl.load(slots_ptr + step)
-            source = tl.load(slots_ptr + node)
-            tl.store(targets_ptr + out + step, target)
-            tl.store(sources_ptr + out + step, tl.where(walking > 0, source, target))
-            tl.store(rows_ptr + out + step, request * width + tl.where(walking > 0, node, 0))
-            tl.store(positions_ptr + out + step, prefix + step)
+        target = tl.load(slots_ptr + step)
+        source = tl.load(slots_ptr + node)
+        tl.store(targets_ptr + out + step, target)
+        tl.store(sources_ptr + out + step, tl.where(walking > 0, source, target))
+        tl.store(rows_ptr + out + step, request * width + tl.where(walking > 0, node, 0))
+        tl.store(positions_ptr + out + step, prefix + step)
         if WIDTHS > 0:
             emitted += ((limits > node) & (walking > 0)).to(tl.int64)
         count += walking
@@ -145,8 +120,7 @@ def _accept_kernel(  # type: ignore[no-untyped-def]
         node = tl.where(walking > 0, child, node)
     tl.store(accept_lens_ptr + request, count)
     tl.store(bonus_tokens_ptr + request, tl.load(target_tokens_ptr + node))
-    if SETTLES:
-        tl.store(new_seq_lens_ptr + request, prefix + count)
+    tl.store(new_seq_lens_ptr + request, prefix + count)
     if WIDTHS > 0:
         tl.atomic_add(tally_totals_ptr + lanes, emitted, mask=lanes < widths)
         tl.atomic_add(tally_totals_ptr + widths, 1)

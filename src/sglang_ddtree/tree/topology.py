@@ -93,11 +93,6 @@ def cut_tree(tree: DraftTree, width: int) -> DraftTree:
     )
 
 
-def tree_topology(tree: DraftTree, prefix_lens: torch.Tensor) -> TreeTopology:
-    """The topology of whole trees; arguments as in `lay_out`."""
-    return lay_out(tree, prefix_lens)[1]
-
-
 def positions(tree: DraftTree, prefix_lens: torch.Tensor) -> torch.Tensor:
     """int64 [B, W]: prefix length + depth. An unused slot has the root's position."""
     return prefix_lens.to(torch.int64).unsqueeze(1) + tree.depths

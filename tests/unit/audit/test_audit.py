@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_ddtree import cli
+from sglang_ddtree.audit import command
 from unit.audit.fakes import Refusal, Script, serve
 
 Audit = Callable[..., int]
@@ -272,6 +273,36 @@ def test_bad_usage_is_exit_code_2_before_any_request(
     error = capsys.readouterr().err
     assert message in error
     assert "server_info" not in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--limit", "0"], "--limit must be a whole number from 1"), ([], "Connection refused")],
+)
+def test_a_report_that_cannot_be_made_leaves_the_reason_in_the_file(
+    words: list[str], message: str, tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(plain()) as gone:
+        pass
+    out = tmp_path / "out.json"
+    out.write_text('{"servers": ["of an earlier audit"]}')
+    base = ["--base-url", gone, "--against", gone, "--prompts", str(prompts), "--json", str(out)]
+    assert cli.main(["audit", *base, *words]) == 2
+    report = json.loads(out.read_text())
+    assert set(report) == {"format", "error"}
+    assert message in report["error"]
+    assert report["error"] in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_the_reason_in_the_file(
+    audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "audit", stop)
+    assert audit(plain(), tree(), "--json", str(tmp_path / "out.json")) == 130
+    assert "stopped" in json.loads((tmp_path / "out.json").read_text())["error"]
 
 
 def test_missing_flags_are_exit_code_2() -> None:

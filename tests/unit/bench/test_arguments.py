@@ -8,13 +8,14 @@ import pytest
 from sglang_ddtree import cli
 from sglang_ddtree.bench import arguments as usage
 from sglang_ddtree.bench import command
-from sglang_ddtree.bench.arms import BUDGET, Arm, parse_arm
+from sglang_ddtree.bench.arms import Arm, parse_arm
+from sglang_ddtree.usage import BUDGET, join_server_args
 
 
 def parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     usage.add_arguments(parser)
-    return parser.parse_args(usage.join_server_args(words))
+    return parser.parse_args(join_server_args(words))
 
 
 @pytest.mark.parametrize(

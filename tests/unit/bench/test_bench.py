@@ -51,11 +51,11 @@ def run(
     concurrency: tuple[int, ...] = (1, 3),
     temperature: tuple[float, ...] = (0.0,),
     runs: int = 5,
+    keep_going: bool = False,
 ) -> Report:
     arms = [parse_arm(name) for name in servers.servers]
-    return bench(
-        Plan(arms, concurrency, temperature, runs, 8), PROMPTS, IDS, servers.start, dict(ABOUT), folder
-    )
+    plan = Plan(arms, concurrency, temperature, runs, 8)
+    return bench(plan, PROMPTS, IDS, servers.start, dict(ABOUT), folder, keep_going)
 
 
 def three_arms(info: Mapping[str, Any] = INFO) -> FakeServers:
@@ -169,6 +169,89 @@ def test_the_command_ends_with_1_when_an_arm_failed(
     out = capsys.readouterr().out
     assert ("DDTREE auto: FAILED: " in out) == (code == 1)
     assert len([line for line in out.splitlines() if line.startswith("AR ")]) == 1
+
+
+GONE = "the server ended with status 1: ModuleNotFoundError: No module named 'gone'"
+NOT_TRIED = "not tried: AR and DFLASH did not start, with the same reason"
+
+
+def test_after_two_servers_that_fail_to_start_alike_no_other_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = FakeServers({"AR": GONE, "DFLASH": GONE, "DDTREE 16": FakeServer(INFO, 4), "DDTREE 32": GONE})
+    found = run(servers, tmp_path)
+    assert servers.started == ["AR", "DFLASH"]
+    assert [arm["failure"] for arm in found["arms"]] == [GONE, GONE, NOT_TRIED, NOT_TRIED]
+    assert not succeeded(found)
+    assert json.loads((tmp_path / "bench.json").read_text()) == found
+    assert f"DDTREE 32: FAILED: {NOT_TRIED}" in table(found)
+    said = capsys.readouterr().err
+    assert "Stopping: the servers of AR and DFLASH did not start, with the same reason." in said
+    assert "Not tried: DDTREE 16, DDTREE 32; --keep-going tries them." in said
+
+
+@pytest.mark.parametrize(
+    ("arms", "keep_going"),
+    [
+        ({"AR": GONE, "DFLASH": GONE, "DDTREE 16": GONE}, True),
+        ({"AR": GONE, "DFLASH": "another reason", "DDTREE 16": FakeServer(INFO, 4)}, False),
+        # One that has started shows that the others may.
+        ({"AR": FakeServer(INFO, 1), "DFLASH": GONE, "DDTREE 16": GONE, "DDTREE 32": GONE}, False),
+    ],
+)
+def test_otherwise_every_arm_is_tried(
+    tmp_path: Path, arms: dict[str, FakeServer | str], keep_going: bool
+) -> None:
+    servers = FakeServers(arms)
+    found = run(servers, tmp_path, runs=1, keep_going=keep_going)
+    assert servers.started == list(arms)
+    assert [arm["failure"] for arm in found["arms"]] == [
+        one if isinstance(one, str) else None for one in arms.values()
+    ]
+
+
+def test_servers_that_started_and_failed_alike_do_not_stop_the_others(tmp_path: Path) -> None:
+    servers = three_arms()
+    for one in servers.servers.values():
+        assert isinstance(one, FakeServer)
+        one.fails_at = 1
+    found = run(servers, tmp_path)
+    assert servers.started == ["AR", "DFLASH", "DDTREE 16"]
+    assert {arm["failure"] for arm in found["arms"]} == {"/generate: status 500: boom"}
+
+
+@pytest.mark.parametrize(("words", "tried"), [([], 2), (["--keep-going"], 4)])
+def test_the_command_ends_with_1_after_two_servers_whose_logs_say_the_same(
+    words: list[str],
+    tried: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started: list[Path] = []
+
+    class Dead(ServerProcess):
+        def __init__(self, arguments: Sequence[str], *, log_path: Path, **_: Any) -> None:
+            started.append(log_path)
+
+        def wait_until_ready(self, timeout: float, on_wait: Any = None) -> None:
+            # What differs between two starts: the time in a line of the log, and the path of the log.
+            log = f"[2026-01-02 03:04:0{len(started)}] Error: no kernel for this GPU\n"
+            raise ServerFailed("the server ended with status 1", log)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(command, "encode", lambda *_: (IDS, True))
+    monkeypatch.setattr(server, "ServerProcess", Dead)
+    arms = ["AR", "DFLASH", "DDTREE 16", "DDTREE auto"]
+    given = ["bench", "--model", "m", "--draft", "d", "--set", "math", "--limit", "6", "--out", str(tmp_path)]
+    assert cli.main([*given, *(word for arm in arms for word in ("--arm", arm)), *words]) == 1
+    assert len(started) == tried
+    out = capsys.readouterr().out
+    reason = "the server ended with status 1: [2026-01-02 03:04:01] Error: no kernel for this GPU"
+    assert f"AR: FAILED: {reason} (log: {started[0]})" in out
+    assert out.count(NOT_TRIED) == len(arms) - tried
 
 
 def test_a_request_that_fails_ends_the_arm_but_keeps_its_finished_cells(tmp_path: Path) -> None:
@@ -390,3 +473,32 @@ def test_the_reason_is_the_log_s_last_error() -> None:
     assert last_error("loading\nValueError: no such drafter\nKilled\n") == "ValueError: no such drafter"
     assert last_error("loading\n\n") == "loading"
     assert last_error("") == "its log is empty"
+    assert last_error("File x\n    assert y\nAssertionError\nKilled\n") == "AssertionError"
+    assert (
+        last_error("launch_server.py: error: no such flag\nbye\n") == "launch_server.py: error: no such flag"
+    )
+
+
+# Logged by SGLang 0.5.23 where a module was missing in the scheduler's process.
+DIED = """\
+Traceback (most recent call last):
+  File "/sglang/srt/managers/scheduler.py", line 1, in <module>
+ModuleNotFoundError: No module named 'gone'
+[2026-01-02 03:04:05] kill_process_tree called: parent_pid=7, include_parent=False, pid=7
+Traceback (most recent call last):
+EOFError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+RuntimeError: Rank 0 scheduler died during initialization (exit code: 1). If exit code is -9 (SIGKILL), ...
+"""
+
+
+def test_the_reason_is_the_scheduler_s_own_error_where_it_told_one() -> None:
+    assert last_error(DIED) == "ModuleNotFoundError: No module named 'gone'"
+    assert last_error(DIED.partition("\n[")[2]).startswith("RuntimeError: Rank 0 scheduler died")
+    above = (
+        "ValueError: too large\nRuntimeError: Initialization failed. Please see the error messages above.\n"
+    )
+    assert last_error(above) == "ValueError: too large"

@@ -205,7 +205,7 @@ def sglang_file(name: str) -> Path:
 def test_the_tree_of_the_drawing_is_what_the_builder_gives() -> None:
     import torch
 
-    from sglang_ddtree.tree import DraftCandidates, accept_path, build_tree, tree_topology
+    from sglang_ddtree.tree import DraftCandidates, build_tree, lay_out, settle_path
 
     rows = Page(DOCS / "how-it-works.md").tables("slot", "prefix", "parent", "score")
     depths = [
@@ -231,8 +231,9 @@ def test_the_tree_of_the_drawing_is_what_the_builder_gives() -> None:
     # The choices that the drawing shows.
     choices = ["on", "the", "rug", "the", ".", "box", ".", "mat"]
     target = torch.tensor([[words.index(word) for word in choices]])
-    topology = tree_topology(tree, torch.tensor([2]))
-    accepted = accept_path(tree, topology.ancestor_mask, target)
+    _, topology = lay_out(tree, torch.tensor([2]))
+    slots = torch.arange(tree.width).view(1, -1)
+    accepted, _ = settle_path(tree, topology.ancestor_mask, target, torch.tensor([2]), slots)
     assert accepted.accept_index[0].tolist() == [0, 1, 2, 6]
     assert [words[token] for token in accepted.predict[0].tolist()] == ["on", "the", "rug", "."]
 

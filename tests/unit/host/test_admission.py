@@ -52,6 +52,7 @@ REFUSED_SAMPLING = {
     "top_k": 2**31,
     "beam_width": 2,
     "watermark": {"enabled": True},
+    "custom_params": {"ddtree_accept_length": True},
 }
 REFUSED_FIELDS = {
     "return_logprob": True,
@@ -101,6 +102,10 @@ def test_refused_request_field_is_named(field: str, value: Any) -> None:
         {"watermark": {"enabled": False}},
         {"top_k": 2**31 - 1},
         {"top_k": -1},
+        {"custom_params": {"ddtree_accept_lengths": True, "thinking_budget": 5}},
+        {"custom_params": {"ddtree_accept_lengths": False}},
+        {"custom_params": {"ddtreeish": 1, "accept_lengths": 1}},
+        {"custom_params": {}},
     ],
 )
 def test_what_is_served_passes(sampling: dict[str, Any]) -> None:
@@ -122,6 +127,42 @@ def test_all_refused_fields_are_named_at_once() -> None:
     message = admission.refusal(request({"min_new_tokens": 1, "logit_bias": {"1": 1.0}}, return_logprob=True))
     assert message is not None
     assert all(field in message for field in ("min_new_tokens", "logit_bias", "return_logprob"))
+
+
+@pytest.mark.parametrize(
+    ("params", "got"),
+    [
+        ({"ddtree_accept_lengths": 1}, "ddtree_accept_lengths = 1"),
+        ({"ddtree_accept_lengths": None}, "ddtree_accept_lengths = None"),
+        ({"ddtree_accept_lengths": "true"}, "ddtree_accept_lengths = 'true'"),
+        ({"ddtree_": True, "ddtree_accept_lengths": True}, "ddtree_ = True"),
+        ({"ddtree_a": 0, "ddtree_b": [1], "c": 2}, "ddtree_a = 0, ddtree_b = [1]"),
+        ({"ddtree_a": "x" * 1000}, f"ddtree_a = '{'x' * 59}..."),
+    ],
+)
+def test_a_custom_parameter_of_our_prefix_is_known_and_a_bool(params: dict[str, Any], got: str) -> None:
+    refused = request({"custom_params": params}, customized_info=None)
+    message = admission._validate(None, refused, True)
+    assert message == (
+        "DDTREE does not support custom_params.ddtree_...: of these keys only ddtree_accept_lengths is known, and it "
+        f"is true or false (got {got}). Leave it out."
+    )
+    assert refused.customized_info is None
+
+
+def test_accept_lengths_are_collected_of_an_admitted_request_that_asks(process: SimpleNamespace) -> None:
+    def collected(params: dict[str, Any] | None, **sampling: Any) -> bool:
+        one = request({"custom_params": params, **sampling}, customized_info=None)
+        admission._validate(None, one, True)
+        return one.customized_info is not None
+
+    asking = {"ddtree_accept_lengths": True}
+    assert collected(asking)
+    assert not collected({"ddtree_accept_lengths": False})
+    assert not collected(None)
+    assert not collected(asking, regex="a+")
+    process.algorithm = "DFLASH"
+    assert not collected(asking)
 
 
 def test_seed_is_served_in_deterministic_inference(process: SimpleNamespace) -> None:

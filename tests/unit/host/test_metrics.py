@@ -29,6 +29,7 @@ class Worker:
     def __init__(self) -> None:
         self.plan = SimpleNamespace(verify_width=64, widths=(8, 64), max_depth=15)
         self.widths = Widths()
+        self.phases = SimpleNamespace(steps=0, seconds={"draft": 0.0, "verify": 0.0})
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,21 @@ def test_metrics_tell_steps_widths_acceptance_and_refusals(
     assert value(registry, "width_switches_total") == 1
     assert value(registry, "expected_tokens", width="64") == 2.5
     assert value(registry, "refused_requests_total", field="regex") == 1
+
+
+def test_metrics_tell_the_times_of_the_phases(reporter: Any, registry: CollectorRegistry) -> None:
+    worker = reporter.scheduler.draft_worker
+    metrics.count_accepted(None, worker, [1])
+    metrics.publish(None, reporter)
+    told = [value(registry, "phase_seconds_total", phase=phase) for phase in ("draft", "verify")]
+    assert (told, value(registry, "timed_steps_total")) == ([0, 0], 0)
+    # The clock goes on with the same dictionary.
+    worker.phases.steps = 2
+    worker.phases.seconds["verify"] += 0.5
+    metrics.count_accepted(None, worker, [1])
+    metrics.publish(None, reporter)
+    told = [value(registry, "phase_seconds_total", phase=phase) for phase in ("draft", "verify")]
+    assert (told, value(registry, "timed_steps_total")) == ([0, 0.5], 2)
 
 
 def test_a_refusal_alone_is_published(reporter: Any, registry: CollectorRegistry) -> None:

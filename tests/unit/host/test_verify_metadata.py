@@ -43,6 +43,7 @@ def backend(**changed: Any) -> Any:
         "sliding_window_size": None,
         "use_sliding_window_kv_pool": False,
         "dllm_attention": None,
+        "enable_deterministic": False,
         "kv_index_translator": _Translator(),
         "qo_indptr": torch.zeros(9, dtype=torch.int32),
         "kv_indptr": torch.zeros(9, dtype=torch.int32),
@@ -102,6 +103,7 @@ def test_the_graph_fills_what_a_verify_reads() -> None:
         ({"sliding_window_size": 128}, "TARGET_VERIFY"),
         ({"use_sliding_window_kv_pool": True}, "TARGET_VERIFY"),
         ({"dllm_attention": object()}, "TARGET_VERIFY"),
+        ({"enable_deterministic": True}, "TARGET_VERIFY"),
         ({"kv_index_translator": _Translator(translates=True)}, "TARGET_VERIFY"),
     ],
 )

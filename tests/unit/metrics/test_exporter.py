@@ -33,15 +33,29 @@ def test_series_begin_at_zero(registry: CollectorRegistry, exporter: Exporter) -
     assert [value(registry, "steps_total", width=width) for width in ("8", "64")] == [0, 0]
     assert [value(registry, "accepted_drafts_total", depth=depth) for depth in "123"] == [0, 0, 0]
     assert value(registry, "accepted_drafts_total", depth="4") is None
-    assert value(registry, "width_switches_total") == value(registry, "verified_trees_total") == 0
+    for name in ("width_switches_total", "verified_trees_total", "timed_steps_total"):
+        assert value(registry, name) == 0
     assert value(registry, "expected_tokens", width="8") is None
 
 
 def test_counters_follow_the_totals_and_gauges_the_last_value(
     registry: CollectorRegistry, exporter: Exporter
 ) -> None:
-    exporter.publish(Totals({8: 5, 64: 0}, 1, {8: 1.5, 64: 2.5}, 9, [4], {"regex": 2}))
-    exporter.publish(Totals({8: 7, 64: 3}, 1, {8: 1.25, 64: 3.5}, 20, [9, 6], {"regex": 2, "lora_id": 1}))
+    exporter.publish(
+        Totals({8: 5, 64: 0}, 1, {8: 1.5, 64: 2.5}, 9, [4], {"regex": 2}, 1, {"draft": 0.5, "verify": 0.0})
+    )
+    exporter.publish(
+        Totals(
+            {8: 7, 64: 3},
+            1,
+            {8: 1.25, 64: 3.5},
+            20,
+            [9, 6],
+            {"regex": 2, "lora_id": 1},
+            3,
+            {"draft": 0.75, "verify": 2.0},
+        )
+    )
     assert [value(registry, "steps_total", width=width) for width in ("8", "64")] == [7, 3]
     assert value(registry, "width_switches_total") == 1
     assert [value(registry, "expected_tokens", width=width) for width in ("8", "64")] == [1.25, 3.5]
@@ -51,3 +65,5 @@ def test_counters_follow_the_totals_and_gauges_the_last_value(
         2,
         1,
     ]
+    assert value(registry, "timed_steps_total") == 3
+    assert [value(registry, "phase_seconds_total", phase=phase) for phase in ("draft", "verify")] == [0.75, 2]

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 
-from sglang_ddtree.sketch.drawing import as_svg, as_text
+from sglang_ddtree.sketch.drawing import TEXT_NODES, as_svg, as_text
 from sglang_ddtree.sketch.models import Step
 from sglang_ddtree.tree.reference import Node
 
@@ -68,4 +69,67 @@ def test_svg_is_well_formed_and_nothing_overlaps() -> None:
     assert at["'c' 0.25"][1] < at["'a' 0.5"][1] < at["'<' 0.1"][1] < at["'b' 0.25"][1]
     assert all(float(line.attrib["x1"]) < float(line.attrib["x2"]) for line in lines)
     width, height = map(float, re.findall(r"[\d.]+", root.attrib["viewBox"])[2:])
+    # Drawn at its own size: a browser would fit a large tree into its window.
+    assert (float(root.attrib["width"]), float(root.attrib["height"])) == (width, height)
     assert all(x < width and y < height for x, y in at.values())
+
+
+def large(text: str, extra: int) -> Step:
+    """Two letters of the root, each with nodes below it in turn: `extra` more than the text shows."""
+    nodes = [Node(ord("a"), 0, 1, -0.1), Node(ord("b"), 0, 1, -0.2)]
+    count = TEXT_NODES + extra
+    nodes += [Node(1000 + number, 1 + number % 2, 2, -1.0 - number) for number in range(count - 2)]
+    return Step(ord("R"), nodes, [ord(letter) for letter in text])
+
+
+def cut(lines: list[str]) -> list[str]:
+    """The nodes whose line counts others."""
+    return [line for line in lines if line.endswith(")")]
+
+
+def test_text_of_a_tree_as_large_as_it_shows_is_whole() -> None:
+    lines = as_text(large("z", 0), chr).splitlines()
+    assert sum("─ " in line for line in lines) == TEXT_NODES
+    assert "+" not in "".join(lines)
+
+
+def test_text_of_a_larger_tree_counts_what_it_leaves_out() -> None:
+    lines = as_text(large("z", 11), chr).splitlines()
+    assert sum("─ " in line for line in lines) == TEXT_NODES
+    # The letters' children take turns: 6 and 5 of the 11.
+    assert cut(lines) == ["├─ 'a' 0.9 (+6)", "└─ 'b' 0.82 (+5)"]
+    assert lines[-2:] == [
+        f"{TEXT_NODES} of {TEXT_NODES + 11} nodes are drawn, (+N) counts others; --svg FILE draws all.",
+        f"The target accepts 0 of {TEXT_NODES + 11} nodes, and goes on with 'z'.",
+    ]
+
+
+def test_the_accepted_path_is_shown_however_improbable() -> None:
+    step = large("b" + chr(1000 + TEXT_NODES + 5) + "z", 11)
+    assert step.accepted() == [1, TEXT_NODES + 7]
+    lines = as_text(step, chr).splitlines()
+    assert cut(lines) == ["├─ 'a' 0.9 (+6)", "└─ 'b' 0.82 * (+4)"]
+    assert lines[-4] == f"   └─ {chr(1000 + TEXT_NODES + 5)!r} {math.exp(-1.0 - TEXT_NODES - 5):.2g} *"
+    assert f"{TEXT_NODES + 1} of {TEXT_NODES + 11} nodes are drawn" in lines[-2]
+
+
+def test_nodes_left_out_below_one_that_is_count_where_their_branch_was_cut() -> None:
+    nodes = [Node(1000 + number, number, number + 1, -1.0 - number) for number in range(TEXT_NODES + 3)]
+    lines = as_text(Step(ord("R"), nodes, [ord("z")]), chr).splitlines()
+    assert cut(lines) == [lines[TEXT_NODES]]
+    assert lines[TEXT_NODES].endswith(" (+3)")
+    roots = Step(ord("R"), [Node(1000 + number, 0, 1, -1.0 - number) for number in range(TEXT_NODES + 2)], [])
+    assert as_text(roots, chr).splitlines()[0] == "'R' (+2)"
+
+
+def test_svg_of_a_large_tree_has_every_node_and_no_overlap() -> None:
+    step = large("z", 768)
+    root = ElementTree.fromstring(as_svg(step, chr))
+    name = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{name}line")) == TEXT_NODES + 768
+    places: dict[float, list[float]] = {}
+    for text in root.findall(f"{name}text")[:-1]:
+        places.setdefault(float(text.attrib["x"]), []).append(float(text.attrib["y"]))
+    for heights in places.values():
+        heights.sort()
+        assert all(after - before >= 13 for before, after in pairwise(heights))

@@ -14,7 +14,10 @@ from e2e.oracle import Drafter as OracleDrafter
 from e2e.oracle import greedy_steps
 from sglang_ddtree import cli
 from sglang_ddtree.sketch.drafter import Drafter
+from sglang_ddtree.sketch.drawing import TEXT_NODES
 from sglang_ddtree.sketch.models import Step, draw_step
+from sglang_ddtree.tree.capacity import MAX_NODES
+from sglang_ddtree.usage import BUDGET
 
 CAP = 16
 
@@ -66,10 +69,25 @@ def test_the_command_draws_text_and_svg(
     assert (tmp_path / "tree.svg").read_text().count("<line") == 9
 
 
+def test_the_largest_tree_that_a_server_builds_is_drawn(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BUDGET.high == MAX_NODES
+    drafter = checkpoints.make_drafter(tmp_path / "drafter")
+    words = ["tree", "--prompt", "Hello!", "--model", str(target), "--draft", str(drafter)]
+    words += ["--budget", str(MAX_NODES), "--svg", str(tmp_path / "tree.svg")]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert f"of {MAX_NODES} nodes" in out.splitlines()[-1]
+    assert TEXT_NODES < len(out.splitlines()) < MAX_NODES
+    assert (tmp_path / "tree.svg").read_text().count("<line") == MAX_NODES
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "message"),
     [
-        ({}, ["--budget", "0"], "--budget must be from 1 to 256, got 0"),
+        ({}, ["--budget", "0"], "--budget must be a whole number from 1 to 1024, got 0"),
+        ({}, ["--budget", "1025"], "--budget must be a whole number from 1 to 1024, got 1025"),
         ({}, ["--draft", "nowhere"], "--draft nowhere: no such folder"),
         ({"hidden_size": 48}, [], "cannot be used by DDTREE"),
         ({"is_causal": True}, [], "only drafters with full attention"),

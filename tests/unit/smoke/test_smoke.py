@@ -12,6 +12,7 @@ import pytest
 
 import sglang_ddtree
 from sglang_ddtree import cli
+from sglang_ddtree.smoke.client import SmokeClient
 from unit.audit.fakes import Refusal, Script, serve
 from unit.smoke.smoke_fakes import TEXT, SmokeScript
 
@@ -198,6 +199,58 @@ def test_nobody_at_an_address_is_exit_code_2(
     assert printed.out == ""
     assert f"sglang-ddtree smoke: error: {gone}/" in printed.err
     assert "Connection refused" in printed.err
+
+
+@pytest.mark.parametrize(("role", "failed"), [("--base-url", "health"), ("--against", "identity")])
+def test_nobody_at_an_address_is_a_report_with_the_failed_check(
+    start: Start, role: str, failed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(tree()) as gone:
+        pass
+    urls = {"--base-url": start(tree()), "--against": start(Script(GREEDY)), role: gone}
+    assert cli.main(["smoke", "--json", *(word for pair in urls.items() for word in pair)]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert (report["format"], report["passed"]) == (1, False)
+    assert (report["base_url"], report["against"]) == (urls["--base-url"], urls["--against"])
+    assert report["error"].startswith(f"{gone}/")
+    assert "Connection refused" in report["error"]
+    assert [one["check"] for one in report["checks"]] == [*ALL, "identity"]
+    by_name = {one["check"]: one for one in report["checks"]}
+    assert by_name.pop(failed) == {"check": failed, "status": "FAIL", "detail": report["error"]}
+    assert {one["status"] for one in by_name.values()} == {"skipped"}
+
+
+def test_without_a_plain_server_its_check_is_not_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve(tree()) as gone:
+        pass
+    assert cli.main(["smoke", "--json", "--base-url", gone]) == 2
+    assert [one["check"] for one in json.loads(capsys.readouterr().out)["checks"]] == ALL
+
+
+def test_json_of_a_report_without_error(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["smoke", "--json", "--base-url", start(tree())]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["passed"], report["error"]) == (True, None)
+
+
+def test_ctrl_c_is_a_report_of_the_checks_made(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SmokeClient, "chat", stop)
+    assert cli.main(["smoke", "--json", "--base-url", start(tree())]) == 130
+    report = json.loads(capsys.readouterr().out)
+    assert (report["passed"], report["error"]) == (False, "stopped before all checks were made")
+    assert [one["check"] for one in report["checks"]] == ["health", "models", "algorithm"]
+
+
+def test_wrong_usage_is_a_report_too(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["smoke", "--json", "--base-url", "127.0.0.1:30000"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["error"].startswith("--base-url must be like http://127.0.0.1:30000")
+    assert report["checks"] == []
 
 
 def test_wrong_usage_is_exit_code_2(start: Start, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from sglang_ddtree.tree import (
     Acceptance,
     DraftTree,
     WidthTally,
-    accept_path,
     ancestor_mask,
     lay_out,
     settle_path,
@@ -32,7 +31,11 @@ def _walk(tree: DraftTree, request: int, targets: torch.Tensor) -> tuple[list[in
 
 
 def _accept(tree: DraftTree, targets: torch.Tensor) -> Acceptance:
-    return accept_path(tree, ancestor_mask(tree), targets)
+    """The paths alone, of requests whose slots do not matter."""
+    window = max(tree.width, tree.max_depth + 1)
+    prefix_lens = torch.zeros(tree.batch_size, dtype=torch.int64, device=targets.device)
+    slots = torch.arange(window, device=targets.device).repeat(tree.batch_size, 1)
+    return settle_path(tree, ancestor_mask(tree), targets, prefix_lens, slots)[0]
 
 
 def _assert_accepts(got: Acceptance, request: int, path: list[int], emitted: list[int], depth: int) -> None:
@@ -105,11 +108,11 @@ def test_types_are_those_of_the_contract() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     tree = as_tree([[-1, 0]], [[9, 1]], 2)
-    mask = ancestor_mask(tree)
+    mask, slots = ancestor_mask(tree), torch.arange(3).view(1, 3)
     with pytest.raises(ValueError, match=r"target_tokens is \[1, 3\], expected \[1, 2\]"):
-        accept_path(tree, mask, torch.zeros(1, 3, dtype=torch.int64))
+        settle_path(tree, mask, torch.zeros(1, 3, dtype=torch.int64), torch.tensor([0]), slots)
     with pytest.raises(ValueError, match=r"ancestor_mask is \[2, 2\], expected \[1, 2, 2\]"):
-        accept_path(tree, mask[0], torch.zeros(1, 2, dtype=torch.int64))
+        settle_path(tree, mask[0], torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0]), slots)
 
 
 def test_rows_lead_each_node_of_the_path_to_its_place_in_the_text() -> None:
@@ -155,8 +158,8 @@ def test_the_tally_is_what_each_smaller_width_would_have_emitted() -> None:
             if width > tree.width:
                 emitted.append(-1)
                 continue
-            cut, topology = lay_out(tree, torch.tensor([3, 4]), width)
-            lens = accept_path(cut, topology.ancestor_mask, targets[:, :width].contiguous()).accept_lens
+            cut, _ = lay_out(tree, torch.tensor([3, 4]), width)
+            lens = _accept(cut, targets[:, :width].contiguous()).accept_lens
             emitted.append(int(lens.sum()))
             expected[number] += emitted[-1]
         expected[4] += 2

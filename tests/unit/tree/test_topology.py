@@ -8,7 +8,6 @@ from sglang_ddtree.tree import (
     lay_out,
     links,
     positions,
-    tree_topology,
     write_tree_mask,
 )
 from unit.tree.tree_cases import as_tree, path_to_root, random_candidates, random_tree
@@ -82,7 +81,7 @@ def test_links_visit_every_child_once_in_best_first_order(seed: int) -> None:
 def test_topology_is_the_five_tensors_at_once() -> None:
     tree = _random(9)
     lengths = torch.tensor([3, 50, 8])
-    topology = tree_topology(tree, lengths)
+    _, topology = lay_out(tree, lengths)
     assert torch.equal(topology.positions, positions(tree, lengths))
     assert torch.equal(topology.ancestor_mask, ancestor_mask(tree))
     got = (topology.retrieve_index, topology.retrieve_next_token, topology.retrieve_next_sibling)
@@ -93,7 +92,7 @@ def test_topology_is_the_five_tensors_at_once() -> None:
 
 def test_a_length_per_request_is_required() -> None:
     with pytest.raises(ValueError, match=r"prefix_lens is \[2\], expected \[1\]"):
-        tree_topology(SMALL, torch.tensor([1, 2]))
+        lay_out(SMALL, torch.tensor([1, 2]))
 
 
 def test_the_first_slots_of_a_tree_are_the_tree_of_a_smaller_budget() -> None:
@@ -105,7 +104,7 @@ def test_the_first_slots_of_a_tree_are_the_tree_of_a_smaller_budget() -> None:
         alone = build_tree(candidates, roots, width - 1)
         for left, right in zip(cut.tensors, alone.tensors, strict=True):
             assert torch.equal(left, right), width
-        expected = tree_topology(alone, lengths)
+        _, expected = lay_out(alone, lengths)
         for name in ("positions", "ancestor_mask", "retrieve_next_token", "retrieve_next_sibling"):
             assert torch.equal(getattr(topology, name), getattr(expected, name)), (width, name)
 

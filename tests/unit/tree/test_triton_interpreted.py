@@ -15,7 +15,6 @@ CASES = {
     "build_limits": 5,
     "build_ties": 50,
     "topology": 30,
-    "accept": 30,
     "settle": 30,
     "window": 30,
     "mask": 8,

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from sglang_ddtree.tree import DraftCandidates, DraftTree, ancestor_mask, build_tree, verify_width
-from sglang_ddtree.tree.accept import WidthTally, accept_path_torch, settle_path_torch
-from sglang_ddtree.tree.accept_triton import accept_path_triton, settle_path_triton
+from sglang_ddtree.tree.accept import WidthTally, settle_path_torch
+from sglang_ddtree.tree.accept_triton import settle_path_triton
 from sglang_ddtree.tree.candidates import draft_candidates_torch
 from sglang_ddtree.tree.candidates_triton import draft_candidates_triton
 from sglang_ddtree.tree.mask import write_tree_mask_torch
@@ -135,16 +135,6 @@ def topology(device: str, cases: int, max_budget: int) -> int:
                 kept = min(live, int(cells or 0))
                 flat[:kept] = whole[:kept]
                 assert torch.equal(found.cpu(), flat), f"case {number}, flat mask of {cells} cells"
-    return cases
-
-
-def accept(device: str, cases: int, max_budget: int) -> int:
-    draw, generator = random.Random(5), torch.Generator().manual_seed(5)
-    for number in range(cases):
-        tree = random_tree(generator, draw.randint(1, 4), draw.randint(1, max_budget + 1), vocab=400)
-        targets = likely_targets(generator, tree, vocab=400)
-        got = accept_path_triton(tree_to(tree, device), targets.to(device))
-        assert_equal_fields(got, accept_path_torch(tree, ancestor_mask(tree), targets), f"case {number}")
     return cases
 
 
@@ -419,7 +409,6 @@ COMPARISONS: dict[str, Callable[[str, int, int], int]] = {
         build_limits,
         build_ties,
         topology,
-        accept,
         settle,
         window,
         mask,
