@@ -28,7 +28,7 @@ one it chose: within the bound it is a near tie, which rounding can turn, beyond
 """
 EPILOG = f"""\
 The default bound follows the plain server's dtype: {BOUNDS["bfloat16"]} nats in bfloat16, where logits between 16 and
-32 are 0.125 apart and each of the two tokens may be rounded by one such step; {BOUNDS["float16"]} in float16;
+32 are 0.125 apart and rounding may move each of the two tokens by two such steps; {BOUNDS["float16"]} in float16;
 {BOUNDS["float32"]} in float32.
 
 example:

@@ -9,9 +9,10 @@ from ..bench.checks import first_difference
 from .client import PlainAnswer
 
 # Nats. A gap between two log-probabilities is one between two logits. Logits between 16 and 32 are 2**-3 apart in
-# bfloat16 and 2**-6 in float16; rounding may move each of the two by one such step. Float32 sums differ by about
-# 1e-5, so that a gap above 1e-3 is none of theirs.
-BOUNDS = {"bfloat16": 0.25, "float16": 0.03125, "float32": 0.001}
+# bfloat16 and 2**-6 in float16; the roundings of all layers may move each of the two by two such steps (up to three in
+# all were seen in 64 texts, benchmarks/results/2026-11-30-h200-attention). Float32 sums differ by about 1e-5, so that a
+# gap above 1e-3 is none of theirs.
+BOUNDS = {"bfloat16": 0.5, "float16": 0.0625, "float32": 0.001}
 _SHORT_NAMES = {"half": "float16", "float": "float32"}
 
 

@@ -75,10 +75,10 @@ def test_only_the_first_difference_counts() -> None:
 @pytest.mark.parametrize(
     ("dtype", "bound"),
     [
-        ("bfloat16", 0.25),
-        ("auto", 0.25),
-        ("half", 1 / 32),
-        ("float16", 1 / 32),
+        ("bfloat16", 0.5),
+        ("auto", 0.5),
+        ("half", 1 / 16),
+        ("float16", 1 / 16),
         ("float32", 0.001),
         ("float", 0.001),
     ],
