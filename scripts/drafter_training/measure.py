@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from sglang_ddtree.sketch.drafter import Drafter
-from sglang_ddtree.tree import DraftCandidates, ancestor_mask, build_tree, resolve_topk
-from sglang_ddtree.tree.accept import accept_path_torch
+from sglang_ddtree.tree import DraftCandidates, ancestor_mask, build_tree, resolve_topk, settle_path
 from sglang_ddtree.tree.candidates import draft_candidates_torch
 
 from .generate import continue_all
@@ -131,4 +130,6 @@ def _tree(found: DraftCandidates, root: int, known: list[int], budget: int) -> i
     tree = build_tree(candidates, torch.tensor([root]), budget)
     # Right for every slot on the text's path; a slot off it is never accepted, whatever is chosen behind it.
     chosen = torch.tensor(known)[tree.depths]
-    return int(accept_path_torch(tree, ancestor_mask(tree), chosen).accept_lens)
+    slots = torch.arange(max(tree.width, tree.max_depth + 1)).unsqueeze(0)
+    accepted, _ = settle_path(tree, ancestor_mask(tree), chosen, torch.zeros(1, dtype=torch.int64), slots)
+    return int(accepted.accept_lens)

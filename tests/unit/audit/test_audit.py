@@ -42,7 +42,7 @@ def audit(start: Callable[[Script], str], prompts: Path) -> Audit:
     return run
 
 
-# At position 2 of the first text plain decoding's "c" is 0.2 nats above "X" and 0.4 above "Y".
+# At position 2 of the first text plain decoding's "c" is 0.2 nats above "X" and 0.6 above "Y".
 TIE = {("P", 2): {"c": -1.0, "X": -1.2, "Y": -1.6}}
 
 
