@@ -58,6 +58,9 @@ def test_bench_measures_plain_decoding_and_the_tree(
     assert depths == sorted(depths, reverse=True)
     assert 1 + sum(depths) == pytest.approx(tree["figures"]["acceptance_length"]["median"])
     assert plain["acceptance_by_depth"] == []
+    # The tree's server counted, but its warm-up and run are fewer steps than the 64 up to the first timed one.
+    assert (tree["timed_steps"], tree["parts_ms"]) == (0, None)
+    assert (plain["timed_steps"], plain["parts_ms"]) == (None, None)
     assert "d=1" in result.stdout
     assert "Run on the CPU" in result.stdout
     assert "<svg" in (out / "bench.html").read_text()

@@ -13,6 +13,8 @@ AUTO: Final = "auto"
 # The budgets of the DDTree paper, and the one that the server chooses.
 DEFAULT_BUDGETS = (16, 32, 64, 128, 256, 512, 1024, AUTO)
 DEFAULT_ARMS = ("AR", "DFLASH", *(f"{ALGORITHM} {budget}" for budget in DEFAULT_BUDGETS))
+# For the parts of a step. It has DDTREE set its marks at every 64th step, and SGLang count on the host in each.
+METRICS_FLAG = "--enable-metrics"
 ALLOWED = f'AR, DFLASH or "{ALGORITHM} N" with a budget N from {BUDGET.low} to {BUDGET.high} or {AUTO}'
 
 
@@ -34,9 +36,11 @@ class Arm:
     def server_arguments(self, model: str, draft: str | None, common: Sequence[str]) -> list[str]:
         """The words behind ``python -m sglang.launch_server``, without host and port.
 
-        `common` is the same for every arm. `draft` may be None for AR alone.
+        `common` is the same for every arm, and each has metrics. `draft` may be None for AR alone.
         """
         words = ["--model-path", model, *common]
+        if METRICS_FLAG not in common:
+            words.append(METRICS_FLAG)
         if self.is_speculative:
             assert draft is not None
             words += ["--speculative-algorithm", self.algorithm, "--speculative-draft-model-path", draft]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..client import RequestFailed
 from . import comparable
 from .arms import Arm
+from .parts import Parts, difference, settled
 from .progress import Progress
 from .timeline import Timeline
 
@@ -40,6 +41,7 @@ class Server(Protocol):
     def info(self) -> Mapping[str, Any]: ...
     def flush(self) -> None: ...
     def log(self) -> str: ...
+    def metrics(self) -> str | None: ...
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline: ...
 
 
@@ -64,11 +66,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Cell:
-    """All runs of one arm at one concurrency and temperature: run -> prompt -> timeline."""
+    """All runs of one arm at one concurrency and temperature: run -> prompt -> timeline.
+
+    `parts` are None where the server does not count them.
+    """
 
     concurrency: int
     temperature: float
     runs: Sequence[Sequence[Timeline]]
+    parts: Parts | None = None
 
 
 @dataclass
@@ -162,9 +168,11 @@ def _measure_arm(
             warm_up = [prompts[index % len(prompts)] for index in range(concurrency)]
             tokens = min(WARM_UP_TOKENS, plan.max_new_tokens)
             one_run(server, warm_up, concurrency, temperature, tokens)
+            # Returns once the server is idle.
+            server.flush()
+            before = settled(server.metrics)
             runs = []
             for _ in range(plan.runs):
-                server.flush()
                 runs.append(
                     one_run(
                         server,
@@ -175,7 +183,9 @@ def _measure_arm(
                         on_done=progress.advance,
                     )
                 )
-            result.cells.append(Cell(concurrency, temperature, runs))
+                server.flush()
+            spent = difference(before, settled(server.metrics))
+            result.cells.append(Cell(concurrency, temperature, runs, spent))
         if any(plan.temperatures) and GREEDY_FALLBACK in server.log():
             result.warnings.append(GREEDY_WARNING)
 

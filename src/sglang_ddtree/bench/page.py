@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from . import plots
-from .table import DEPTH_LEGEND, HEADER, LEGEND, depth_rows, rows
+from .parts import LEGEND as PARTS_LEGEND
+from .table import DEPTH_LEGEND, HEADER, LEGEND, depth_rows, parts_rows, rows
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --ink: #1b1f24; --soft: #59636e; --line: #d8dee4; --warn: #9a3412;
@@ -59,7 +60,8 @@ def page(report: Mapping[str, Any]) -> str:
         "<h2>Figures</h2>",
         _table([HEADER, *rows(report)]),
         f'<p class="soft">{escape(LEGEND)}</p>',
-        *_by_depth(report),
+        *_section("Acceptance by depth", depth_rows(report), DEPTH_LEGEND),
+        *_section("Where a step's time goes", parts_rows(report), PARTS_LEGEND),
         '<h2>Plots</h2><div class="plots">',
         *(f"<div>{plot}</div>" for plot in plots.plots(report)),
         "</div><h2>What the figures are</h2><dl>",
@@ -75,15 +77,10 @@ def page(report: Mapping[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _by_depth(report: Mapping[str, Any]) -> list[str]:
-    found = depth_rows(report)
+def _section(title: str, found: Sequence[Sequence[str]], legend: str) -> list[str]:
     if not found:
         return []
-    return [
-        "<h2>Acceptance by depth</h2>",
-        _table(found),
-        f'<p class="soft">{escape(DEPTH_LEGEND)}</p>',
-    ]
+    return [f"<h2>{escape(title)}</h2>", _table(found), f'<p class="soft">{escape(legend)}</p>']
 
 
 def _table(found: Sequence[Sequence[str]]) -> str:

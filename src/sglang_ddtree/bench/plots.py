@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .arms import AUTO
-from .svg import Point, Series, bar_plot, line_plot
+from .parts import PHASES
+from .svg import Point, Series, bar_plot, line_plot, stack_plot
 
 Cells = list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 def plots(report: Mapping[str, Any]) -> list[str]:
-    """SVG texts: speed-up and acceptance against budget, acceptance by depth, tokens/s against concurrency, step time.
+    """SVG texts: speed-up and acceptance against budget, acceptance by depth, tokens/s against concurrency, step time
+    and its parts.
 
     A plot that has no figures, like one against the budget without DDTREE, is left out.
     """
@@ -23,6 +25,7 @@ def plots(report: Mapping[str, Any]) -> list[str]:
         *_by_depth(cells),
         *_by_concurrency(cells),
         *_steps(cells),
+        *_parts(cells),
     ]
 
 
@@ -151,6 +154,23 @@ def _steps(cells: Cells) -> Iterator[str]:
             series.append(Series(f"concurrency {number}", bars, colour))
         if series:
             yield bar_plot(f"Time per step, temperature {heat:g}", "arm", "ms per step", names, series)
+
+
+def _parts(cells: Cells) -> Iterator[str]:
+    timed = [(arm, cell) for arm, cell in cells if cell["parts_ms"] is not None]
+    for heat in _temperatures(timed):
+        here = [(arm, cell) for arm, cell in timed if cell["temperature"] == heat]
+        series = []
+        for colour, phase in enumerate(PHASES):
+            spent = [cell["parts_ms"][phase] for _, cell in here]
+            series.append(Series(phase, {tick: Point(v, v, v) for tick, v in enumerate(spent)}, colour))
+        yield stack_plot(
+            f"Where a step's time goes, temperature {heat:g}",
+            "tree budget (nodes) and concurrency C",
+            "ms per step",
+            [f"{arm['budget']} C{cell['concurrency']}" for arm, cell in here],
+            series,
+        )
 
 
 def _temperatures(cells: Cells) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import checks, comparable, figures
+from . import checks, comparable, figures, parts
 from .flow import ArmResult, Cell, Plan
 from .timeline import Timeline
 
@@ -34,7 +34,7 @@ def report(
             "runs": plan.runs,
             "max_new_tokens": plan.max_new_tokens,
         },
-        "metrics": {**figures.METRICS, "acceptance_by_depth": figures.BY_DEPTH},
+        "metrics": {**figures.METRICS, "acceptance_by_depth": figures.BY_DEPTH, "parts_ms": parts.LEGEND},
         "notes": notes(plan, results, arms),
         "prompts": list(prompts),
         "arms": arms,
@@ -120,6 +120,8 @@ def _cell(result: ArmResult, cell: Cell, results: Sequence[ArmResult]) -> dict[s
         "concurrency": cell.concurrency,
         "temperature": cell.temperature,
         "figures": {name: _spread(one) for name, one in measured.items()},
+        "parts_ms": None if cell.parts is None or cell.parts.ms is None else dict(cell.parts.ms),
+        "timed_steps": None if cell.parts is None else cell.parts.steps,
         "acceptance_by_depth": [_spread(one) for one in figures.by_depth_over_runs(cell.runs)],
         "speedup": {name: _speedup(cell, measured, name, results) for name in ("AR", "DFLASH")},
         "identity": _identity(result, cell, results),

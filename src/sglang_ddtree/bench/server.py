@@ -42,6 +42,14 @@ class RunningServer(Client):
         with self.open("/flush_cache?timeout=30", b"", timeout=60):
             pass
 
+    def metrics(self) -> str | None:
+        """The page ``/metrics``; None where the server gives none."""
+        try:
+            with self.open("/metrics", timeout=10) as response:
+                return response.read().decode(errors="replace")
+        except RequestFailed:
+            return None
+
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline:
         """One streaming ``/generate`` request; returns when it is done.
 

@@ -75,15 +75,42 @@ def bar_plot(title: str, x_label: str, y_label: str, ticks: Sequence[str], serie
     return frame.finish()
 
 
+def stack_plot(title: str, x_label: str, y_label: str, ticks: Sequence[str], series: Sequence[Series]) -> str:
+    """One bar per tick: the medians of the series on one another, the first lowest, and their sum above."""
+    sums = [sum(one.points[tick].median for one in series) for tick in range(len(ticks))]
+    frame = _Frame(title, x_label, y_label, ticks, series, max(sums))
+    width = min(0.8 * frame.spacing, 60)
+    for tick, name in enumerate(ticks):
+        below = 0.0
+        for one in series:
+            value = one.points[tick].median
+            top, bottom = frame.y(below + value), frame.y(below)
+            frame.add(
+                f'<rect class="bar {one.style}" x="{frame.x(tick) - width / 2:.1f}" y="{top:.1f}" '
+                f'width="{width:.1f}" height="{bottom - top:.1f}"><title>{escape(one.name)}, {escape(name)}: '
+                f"{value:.4g}</title></rect>"
+            )
+            below += value
+        frame.text(frame.x(tick), frame.y(below) - 4, _short(below), "value", "middle")
+    return frame.finish()
+
+
 class _Frame:
-    """Axes, grid, legend, and where a value lies."""
+    """Axes, grid, legend, and where a value lies; `highest` is that of the series' points where it is None."""
 
     def __init__(
-        self, title: str, x_label: str, y_label: str, ticks: Sequence[str], series: Sequence[Series]
+        self,
+        title: str,
+        x_label: str,
+        y_label: str,
+        ticks: Sequence[str],
+        series: Sequence[Series],
+        highest: float | None = None,
     ) -> None:
-        highest = max(point.high for one in series for point in one.points.values())
+        if highest is None:
+            highest = max(point.high for one in series for point in one.points.values())
         self.step = nice_step(highest * 1.08)
-        self.top = self.step * math.ceil(highest * 1.08 / self.step)
+        self.top = self.step * max(1, math.ceil(highest * 1.08 / self.step))
         self.spacing = (WIDTH - LEFT - RIGHT) / len(ticks)
         listed = [one for one in series if one.listed]
         longest = max((len(one.name) for one in listed), default=0)

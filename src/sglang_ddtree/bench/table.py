@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
+
+from .parts import LEGEND as PARTS_LEGEND
+from .parts import PHASES
 
 HEADER = (
     "arm",
@@ -28,6 +32,7 @@ LEGEND = (
     "= AR greedy texts equal to plain decoding's."
 )
 DEPTH_LEGEND = "Fraction of the verify steps that kept at least d drafts."
+PARTS_HEADER = ("arm", "T", "C", *PHASES, "sum", "timed steps")
 
 
 def rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -55,12 +60,32 @@ def depth_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [header, *((*row, *("-",) * (len(header) - len(row))) for row in found)] if found else []
 
 
+def parts_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Header and a row per temperature, concurrency and arm whose steps were timed; empty where none were."""
+    found = [
+        (
+            arm["name"],
+            f"{cell['temperature']:g}",
+            str(cell["concurrency"]),
+            *(f"{cell['parts_ms'][phase]:.2f}" for phase in PHASES),
+            f"{sum(cell['parts_ms'].values()):.2f}",
+            str(cell["timed_steps"]),
+        )
+        for arm, cell in _cells(report)
+        if cell["parts_ms"] is not None
+    ]
+    return [PARTS_HEADER, *found] if found else []
+
+
 def table(report: Mapping[str, Any]) -> str:
-    """Table, acceptance by depth, failed arms with their reasons, notes."""
+    """Table, acceptance by depth, parts of a step, failed arms with their reasons, notes."""
     lines = [*aligned([HEADER, *rows(report)]), "", LEGEND]
     depths = depth_rows(report)
     if depths:
         lines += ["", *aligned(depths), "", DEPTH_LEGEND]
+    parts = parts_rows(report)
+    if parts:
+        lines += ["", *aligned(parts), "", *wrap(PARTS_LEGEND, 120)]
     failures = [f"{arm['name']}: FAILED: {arm['failure']}" for arm in report["arms"] if arm["failure"]]
     for block in (failures, [f"note: {text}" for text in report["notes"]]):
         if block:

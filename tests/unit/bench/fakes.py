@@ -41,6 +41,15 @@ INFO: dict[str, Any] = {
     "launch_command": "python -m sglang.launch_server",
 }
 
+ABOUT: dict[str, Any] = {
+    "model": "target <M>",
+    "draft": "drafter",
+    "command": "sglang-ddtree bench --model 'target <M>'",
+    "date": "2026-01-02T03:04:05+00:00",
+    "versions": {"sglang": "0.5.23", "torch": None},
+    "machine": {"system": "Linux", "cpus": 2, "gpus": ["GPU X"]},
+}
+
 
 def event(time: float, tokens: int, *, ids: Sequence[int] = (), **meta: Any) -> tuple[float, bytes]:
     """One data line of a streaming answer, as it was received at `time`."""
@@ -61,8 +70,21 @@ def timeline(
     return Timeline(sent, first, last, 1, tokens, steps, correct, tuple(range(tokens)), histogram)
 
 
+def metrics_page(steps: int, seconds: Mapping[str, float]) -> str:
+    """A ``/metrics`` page after so many timed steps, with `seconds` by phase."""
+    lines = [
+        'sglang:num_running_reqs{model_name="m"} 0.0',
+        *(f'sglang:ddtree_phase_seconds_total{{phase="{one}"}} {seconds[one]!r}' for one in seconds),
+        f"sglang:ddtree_timed_steps_total {steps}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 class FakeServer:
-    """Answers with five tokens: 0.5 s to the first, then a step of 0.5 s for each `per_step` tokens."""
+    """Answers with five tokens: 0.5 s to the first, then a step of 0.5 s for each `per_step` tokens.
+
+    With `seconds` by phase it has metrics: of every `every`-th request one step is timed.
+    """
 
     def __init__(self, info: Mapping[str, Any], per_step: int, ids: Sequence[int] = (5, 6, 7, 8, 9)) -> None:
         self._info, self.per_step, self.ids = info, per_step, tuple(ids)
@@ -72,6 +94,8 @@ class FakeServer:
         self._lock = threading.Lock()
         self.fails_at: int | None = None
         self.logged = ""
+        self.seconds: Mapping[str, float] | None = None
+        self.every = 1
 
     def info(self) -> Mapping[str, Any]:
         return self._info
@@ -81,6 +105,12 @@ class FakeServer:
 
     def log(self) -> str:
         return self.logged
+
+    def metrics(self) -> str | None:
+        if self.seconds is None:
+            return None
+        steps = len(self.requests) // self.every
+        return metrics_page(steps, {phase: steps * spent for phase, spent in self.seconds.items()})
 
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline:
         with self._lock:

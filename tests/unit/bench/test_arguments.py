@@ -88,13 +88,20 @@ def test_server_args_reach_every_arm_the_same() -> None:
     words = usage.server_words(found)
     assert words == ["--page-size", "16", "--disable-radix-cache"]
     plain = parse_arm("AR").server_arguments("m", "d", words)
-    assert plain == ["--model-path", "m", *words]
+    assert plain == ["--model-path", "m", *words, "--enable-metrics"]
     tree = parse_arm("ddtree  16").server_arguments("m", "d", words)
     assert tree[: len(plain)] == plain
     assert tree[len(plain) :] == [
         *("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"),
         *("--speculative-ddtree-budget", "16"),
     ]
+
+
+def test_every_arm_has_metrics_once() -> None:
+    words = usage.server_words(parse("--model", "m", "--server-arg", "--enable-metrics --page-size 16"))
+    for name in ("AR", "DFLASH", "DDTREE 16", "DDTREE auto"):
+        assert parse_arm(name).server_arguments("m", "d", words).count("--enable-metrics") == 1
+        assert parse_arm(name).server_arguments("m", "d", []).count("--enable-metrics") == 1
 
 
 def test_the_budget_auto_is_an_arm_of_its_own() -> None:

@@ -30,16 +30,8 @@ from sglang_ddtree.bench.table import table
 from sglang_ddtree.bench.timeline import Timeline
 from sglang_ddtree.client import RequestFailed
 from sglang_ddtree.demo.server import ServerFailed, ServerProcess
-from unit.bench.fakes import INFO, FakeServer, FakeServers
+from unit.bench.fakes import ABOUT, INFO, FakeServer, FakeServers
 
-ABOUT: dict[str, Any] = {
-    "model": "target <M>",
-    "draft": "drafter",
-    "command": "sglang-ddtree bench --model 'target <M>'",
-    "date": "2026-01-02T03:04:05+00:00",
-    "versions": {"sglang": "0.5.23", "torch": None},
-    "machine": {"system": "Linux", "cpus": 2, "gpus": ["GPU X"]},
-}
 PROMPTS = [Prompt(str(number), "mine", "text") for number in range(6)]
 IDS = [[number, 1, 2] for number in range(6)]
 
@@ -70,7 +62,7 @@ def test_every_arm_is_measured_with_warm_up_flush_and_concurrency(tmp_path: Path
     assert servers.started == ["AR", "DFLASH", "DDTREE 16"]
     for one in servers.servers.values():
         assert isinstance(one, FakeServer)
-        assert one.flushes == 2
+        assert one.flushes == 1 + 2
         assert one.requests == [(0.0, 8)] * (3 + 2 * 6)
         assert 1 < one.most_at_a_time <= 3
 
@@ -359,7 +351,7 @@ def test_a_server_that_does_not_start_gives_its_last_error_and_is_ended(
 
     class Dead(ServerProcess):
         def __init__(self, arguments: Sequence[str], **_: Any) -> None:
-            assert list(arguments) == ["--model-path", "m", "--page-size", "16"]
+            assert list(arguments) == ["--model-path", "m", "--page-size", "16", "--enable-metrics"]
 
         def wait_until_ready(self, timeout: float, on_wait: Any = None) -> None:
             raise ServerFailed("the server ended with status 1", "starting\nValueError: no such model\n")
