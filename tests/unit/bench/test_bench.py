@@ -321,6 +321,15 @@ def test_ctrl_c_ends_the_server(tmp_path: Path) -> None:
     assert servers.running == 0
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises, also where the tests themselves were started in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_does_not_wait_for_requests_in_flight(tmp_path: Path) -> None:
     ended = threading.Event()
 
