@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -41,7 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             one.on_error = _print_error
     arguments = parser.parse_args(words)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Who read the output has enough. The interpreter would try to write the rest once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (Exception, KeyboardInterrupt) as error:
         # Not foreseen. A report is the last thing that a subcommand prints, so there is none yet.
         if parser.on_error is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,13 @@ def test_without_json_nothing_is_added(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         cli.main(["smoke"])
     assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_has_enough_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "sglang_ddtree.cli", "demo", "--paths", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGPIPE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from .prompt_sets import Prompt
 
@@ -21,6 +22,8 @@ def encode(model: str, prompts: Sequence[Prompt], trust_remote_code: bool) -> tu
     """
     from transformers import AutoTokenizer
 
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
+        raise TokenizerError(f"--model {model}: no such folder.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -68,7 +68,10 @@ def _unknown_params(req: Any) -> list[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
@@ -120,7 +123,9 @@ FIELD_ROWS = (
         "sampling_params.custom_params",
         lambda req: bool(_unknown_params(req)),
         f"of these keys only {accept_lengths.FIELD} is known, and it is true or false",
-        got=lambda req: ", ".join(f"{name} = {_shown(value)}" for name, value in _unknown_params(req)),
+        got=lambda req: ", ".join(
+            f"{_cut(str(name))} = {_shown(value)}" for name, value in _unknown_params(req)
+        ),
     ),
     _request("custom_logit_processor", "it would have to run at every node of the tree"),
     _request("lora_id", "an adapter would apply to the target and not to the drafter", "lora_path"),

@@ -9,6 +9,7 @@ from sglang_ddtree import cli
 from sglang_ddtree.bench import arguments as usage
 from sglang_ddtree.bench import command
 from sglang_ddtree.bench.arms import Arm, parse_arm
+from sglang_ddtree.bench.tokens import TokenizerError, encode
 from sglang_ddtree.usage import BUDGET, join_server_args
 
 
@@ -108,3 +109,9 @@ def test_the_budget_auto_is_an_arm_of_its_own() -> None:
     arm = parse_arm("DDTree  Auto")
     assert arm.name == "DDTREE auto"
     assert arm.server_arguments("m", "d", [])[-2:] == ["--speculative-ddtree-budget", "auto"]
+
+
+def test_a_target_that_is_no_folder_is_named_before_a_tokenizer_is_sought(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(TokenizerError, match=f"--model {missing}: no such folder."):
+        encode(str(missing), [], False)

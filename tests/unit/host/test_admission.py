@@ -138,6 +138,7 @@ def test_all_refused_fields_are_named_at_once() -> None:
         ({"ddtree_": True, "ddtree_accept_lengths": True}, "ddtree_ = True"),
         ({"ddtree_a": 0, "ddtree_b": [1], "c": 2}, "ddtree_a = 0, ddtree_b = [1]"),
         ({"ddtree_a": "x" * 1000}, f"ddtree_a = '{'x' * 59}..."),
+        ({"ddtree_" + "y" * 1000: 1}, f"ddtree_{'y' * 53}... = 1"),
     ],
 )
 def test_a_custom_parameter_of_our_prefix_is_known_and_a_bool(params: dict[str, Any], got: str) -> None:
