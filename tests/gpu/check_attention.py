@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+import device_time  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 
@@ -152,21 +153,7 @@ def check_graph() -> dict[str, Any]:
 
 
 def microseconds(function: Callable[[], Any], repeat: int = 20, rounds: int = 9) -> float:
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeat):
-            function()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / repeat)
-    return round(sorted(times)[rounds // 2], 2)
+    return round(device_time.microseconds(function, repeat=repeat, rounds=rounds), 2)
 
 
 def measure(quick: bool, shapes: list[str], with_tilings: bool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+import device_time  # noqa: E402
 import torch  # noqa: E402
 
 from sglang_ddtree.recurrent import (  # noqa: E402
@@ -440,21 +441,7 @@ def check_graph(device: str, quick: bool) -> dict[str, Any]:
 
 
 def microseconds(function: Callable[[], Any], rounds: int = 50) -> float:
-    """Device time of one call: the median over graph replays."""
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1000)
-    return sorted(times)[rounds // 2]
+    return device_time.microseconds(function, rounds=rounds)
 
 
 def host_times(step: Step, device: str, layers: int) -> dict[str, float]:

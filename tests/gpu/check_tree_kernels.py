@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
+import device_time  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 
@@ -291,22 +292,7 @@ def _own_noise() -> dict[str, Any]:
 
 
 def microseconds(function: Callable[[], Any], *, repeat: int = 20, rounds: int = 15) -> float:
-    """Device time of one call: the median over graph replays of `repeat` calls."""
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeat):
-            function()
-    times = []
-    for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / repeat)
-    return round(sorted(times)[rounds // 2], 2)
+    return round(device_time.microseconds(function, repeat=repeat, rounds=rounds), 2)
 
 
 def host_microseconds(function: Callable[[], Any]) -> float:

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 from ..tree.triton_device import require_kernel_device
-from .workspace import next_power_of_two
 
 _LEAST_ENTRIES = 512
 
@@ -18,7 +17,7 @@ def write_pointers_triton(
     """The twin of `pointers.write_pointers_torch` for CUDA."""
     require_kernel_device(_pointers_kernel, context_lens)
     # One variant for all the batch sizes that servers capture.
-    entries = max(_LEAST_ENTRIES, next_power_of_two(len(qo)))
+    entries = max(_LEAST_ENTRIES, triton.next_power_of_2(len(qo)))
     _pointers_kernel[(1,)](context_lens, qo, kv, mask, width, len(qo), ENTRIES=entries, num_warps=4)
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..tree.triton_device import require_kernel_device
-from .workspace import LEAST_SPLIT, Tiling, Workspace, next_power_of_two
+from .workspace import LEAST_SPLIT, Tiling, Workspace
 
 _LOG2_E = 1.4426950408889634
 
@@ -59,7 +59,7 @@ def tree_attention_triton(
         *v_buffer.stride()[:2],
         GROUP=group,
         HEAD=head_size,
-        DIMS=next_power_of_two(head_size),
+        DIMS=triton.next_power_of_2(head_size),
         ROWS=tiling.rows,
         COLUMNS=tiling.columns,
         LEAST=least_split,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-# `step.phases` has them, too; this process does without its torch.
-PHASES = ("window", "draft", "layout", "verify", "accept", "commit")
+from ..metrics.counts import PHASES
+
 ENOUGH = 3  # timed steps; a mean of fewer is noise
 LEGEND = (
     f"Parts of a DDTREE step, ms: the mean of the steps timed, every 64th; none where fewer than {ENOUGH} were. "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..metrics.counts import PHASES
 from .arms import AUTO
-from .parts import PHASES
 from .svg import Point, Series, bar_plot, line_plot, stack_plot
 
 Cells = list[tuple[Mapping[str, Any], Mapping[str, Any]]]

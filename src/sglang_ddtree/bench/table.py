@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from ..metrics.counts import PHASES
 from .parts import LEGEND as PARTS_LEGEND
-from .parts import PHASES
 
 HEADER = (
     "arm",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from ..host.checkpoint import is_missing
 from .prompt_sets import Prompt
 
 
@@ -22,7 +22,7 @@ def encode(model: str, prompts: Sequence[Prompt], trust_remote_code: bool) -> tu
     """
     from transformers import AutoTokenizer
 
-    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().exists():
+    if is_missing(model):
         raise TokenizerError(f"--model {model}: no such folder.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)

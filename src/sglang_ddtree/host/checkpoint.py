@@ -23,7 +23,7 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
         if local.is_file():  # a GGUF file: its config lies beside it
             _require_gguf(local)
             local = local.parent
-        if not local.exists() and _is_local(path):
+        if is_missing(path):
             raise CheckpointError(f"{path}: no such file or folder.")
         if local.is_dir():
             config = json.loads((local / "config.json").read_text())
@@ -40,9 +40,9 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
     return dict(config)
 
 
-def _is_local(path: str) -> bool:
-    # A hub id is one name, or two with a slash between.
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1
+def is_missing(path: str) -> bool:
+    """Whether `path` is no hub id (one name, or two with a slash between) and nothing lies there."""
+    return not Path(path).exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
 
 
 def shown(value: Any) -> str:

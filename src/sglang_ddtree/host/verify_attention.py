@@ -115,7 +115,7 @@ class VerifyAttention:
         if layer.xai_temperature_len > 0:
             return "a temperature by length"
         if layer.is_cross_attention or (
-            self.backend.forward_metadata.custom_mask is None and not _sees_whole_block(layer)
+            backend.forward_metadata.custom_mask is None and not _sees_whole_block(layer)
         ):
             return "a causal block"
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+PHASES = ("window", "draft", "layout", "verify", "accept", "commit")
+"""Of a step, in its order. The draft builds the tree: on CUDA both are one graph."""
+
 
 @dataclass
 class AcceptedDrafts:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-PHASES = ("window", "draft", "layout", "verify", "accept", "commit")
-"""In the order of a step. The draft builds the tree: on CUDA both are one graph."""
+from ..metrics.counts import PHASES
+
 EVERY = 64
 """Steps between two that are timed."""
 

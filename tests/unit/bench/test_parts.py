@@ -17,13 +17,13 @@ from sglang_ddtree.bench.arms import parse_arm
 from sglang_ddtree.bench.command import bench
 from sglang_ddtree.bench.flow import Plan
 from sglang_ddtree.bench.page import page
-from sglang_ddtree.bench.parts import PHASES, Counters, Parts, counters, difference, settled
+from sglang_ddtree.bench.parts import Counters, Parts, counters, difference, settled
 from sglang_ddtree.bench.prompt_sets import Prompt
 from sglang_ddtree.bench.report import Report
 from sglang_ddtree.bench.server import RunningServer
 from sglang_ddtree.bench.table import table
 from sglang_ddtree.client import RequestFailed
-from sglang_ddtree.metrics.counts import Totals
+from sglang_ddtree.metrics.counts import PHASES, Totals
 from sglang_ddtree.metrics.exporter import Exporter
 from sglang_ddtree.step import phases
 from unit.bench.fakes import ABOUT, INFO, FakeServer, FakeServers, metrics_page
@@ -34,7 +34,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_the_phases_are_those_of_a_step() -> None:
-    assert phases.PHASES == PHASES
+    assert tuple(phases.PhaseClock(phases.HostMark).seconds) == PHASES == tuple(MS)
 
 
 def test_a_page_gives_steps_and_seconds_of_all_processes_whatever_stands_around_them() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from sglang_ddtree.metrics.counts import PHASES  # noqa: E402
 from sglang_ddtree.step import phases  # noqa: E402
-from sglang_ddtree.step.phases import PHASES, PhaseClock  # noqa: E402
+from sglang_ddtree.step.phases import PhaseClock  # noqa: E402
 
 
 class Device:
