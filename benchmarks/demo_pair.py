@@ -2,7 +2,9 @@
 
     python benchmarks/demo_pair.py --target DIR --drafter DIR --prompts tests/data/eval_prompts.jsonl --out FILE
 
-Arms are engines that start side by side and measure in turn. Dummy weights would accept nothing: this needs the real
+Arms are engines that start side by side and measure in turns: a first one for acceptance and texts, then `--rounds` in
+each of which every arm runs every batch size once. Ratios are the medians over the rounds of what two arms did in the
+same round. Dummy weights would accept nothing: this needs the real
 pair. Texts of 16 bits part where the target's two best tokens are nearly tied, for the chain's verify as for the
 tree's, since both compute in other shapes than plain decoding. So every parting is kept with the gap, in nats,
 between plain decoding's two best tokens there, and whether the other text took the second of them.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -55,8 +58,8 @@ COMMON = {
     "log_level": "info",
 }
 NEW_TOKENS = 128
+TEXT_TOKENS = 256
 STOP = 2
-REPEATS = 5
 
 
 def read_prompts(path: Path, target: Path) -> list[list[int]]:
@@ -84,24 +87,28 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     engine = sglang.Engine(**options)
     startup = time.perf_counter() - start
-    side_by_side.ready()
+    side_by_side.wait_for_turn()
     most = int(options["max_running_requests"])
-    result = {
+    cells = [(0.0, batch) for batch in arguments.batch] + [(1.0, batch) for batch in arguments.batch_sampled]
+    found: dict[str, dict[str, list[float]]] = {"0.0": {}, "1.0": {}}
+    result: dict[str, Any] = {
         "startup_s": round(startup, 1),
         "acceptance": acceptance(engine, prompts[:48]),
-        "tokens_per_s": {
-            str(temperature): {
-                str(batch): rates(engine, prompts, batch, temperature)
-                for batch in (arguments.batch if temperature == 0 else arguments.batch_sampled)
-                if batch <= most
-            }
-            for temperature in (0.0, 1.0)
-        },
+        "tokens_per_s": found,
     }
     if arguments.profile:
         profile(engine, prompts[0], arguments.profile / name.replace(",", "").replace(" ", "-"))
     if arguments.texts:
-        result["texts"] = texts(engine, prompts[:64], ranked=name == "AR")
+        result["texts"] = texts(engine, prompts[: arguments.texts], ranked=name == "AR")
+    cells = [(temperature, batch) for temperature, batch in cells if batch <= most]
+    for temperature, batch in cells:
+        rate(engine, prompts, batch, temperature)  # with its prompts in the prefix cache from here on
+    for _ in range(arguments.rounds):
+        side_by_side.wait_for_turn()
+        rate(engine, prompts, 4, 0.0)  # awake again
+        for temperature, batch in cells:
+            row = found[str(temperature)].setdefault(str(batch), [])
+            row.append(round(rate(engine, prompts, batch, temperature), 1))
     widths = [state.get("ddtree_widths") for state in engine.get_server_info()["internal_states"]]
     if any(widths):
         result["widths"] = widths
@@ -121,20 +128,15 @@ def acceptance(engine: Any, prompts: list[list[int]]) -> dict[str, float]:
     return found
 
 
-def rates(engine: Any, prompts: list[list[int]], batch: int, temperature: float) -> list[float]:
-    """Tokens per second of `batch` requests at a time, ascending, one per repetition."""
+def rate(engine: Any, prompts: list[list[int]], batch: int, temperature: float) -> float:
+    """Tokens per second of `batch` requests at a time."""
     sampling = {"temperature": temperature, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     order = (prompts * (1 + batch // len(prompts)))[: max(batch, 4)]
     groups = [order[first : first + batch] for first in range(0, len(order), batch)]
+    start = time.perf_counter()
     for group in groups:
         engine.generate(input_ids=group, sampling_params=sampling)
-    found = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        for group in groups:
-            engine.generate(input_ids=group, sampling_params=sampling)
-        found.append(len(order) * NEW_TOKENS / (time.perf_counter() - start))
-    return [round(rate, 1) for rate in sorted(found)]
+    return len(order) * NEW_TOKENS / (time.perf_counter() - start)
 
 
 def profile(engine: Any, prompt: list[int], folder: Path) -> None:
@@ -147,8 +149,8 @@ def profile(engine: Any, prompt: list[int], folder: Path) -> None:
 
 
 def texts(engine: Any, prompts: list[list[int]], *, ranked: bool) -> list[dict[str, Any]]:
-    """Greedy texts of 256 tokens, eight at a time; with plain decoding's two best tokens at every position."""
-    sampling = {"temperature": 0, "max_new_tokens": 256, "ignore_eos": True}
+    """Greedy texts, eight at a time; with plain decoding's two best tokens at every position."""
+    sampling = {"temperature": 0, "max_new_tokens": TEXT_TOKENS, "ignore_eos": True}
     extra = {"return_logprob": True, "top_logprobs_num": 2} if ranked else {}
     found = []
     for first in range(0, len(prompts), 8):
@@ -191,13 +193,51 @@ def compare(results: dict[str, Any]) -> dict[str, Any]:
             row["partings"] = {
                 "texts": len(plain),
                 "parted": len(found),
+                "tokens_before": sum(p["position"] for p in found) + TEXT_TOKENS * (len(plain) - len(found)),
                 "largest_gap": max((p["gap"] for p in found), default=0.0),
                 "median_gap": statistics.median([p["gap"] for p in found] or [0.0]),
                 "took_second": sum(p["took_second"] for p in found),
                 "each": found,
             }
+        for other in ("AR", "DFLASH"):
+            if other in results and "tokens_per_s" in row and other != name:
+                row[f"against {other}"] = ratios(row["tokens_per_s"], results[other].get("tokens_per_s", {}))
+        fixed = [
+            one["tokens_per_s"]
+            for arm, one in results.items()
+            if re.fullmatch(r"DDTREE \d+", arm) and "tokens_per_s" in one
+        ]
+        if name == "DDTREE auto" and fixed and "tokens_per_s" in row:
+            row["against the best fixed"] = ratios(row["tokens_per_s"], best(fixed))
         summary[name] = row
     return summary
+
+
+Rates = dict[str, dict[str, list[float]]]
+
+
+def ratios(mine: Rates, theirs: Rates) -> dict[str, dict[str, float]]:
+    """By temperature and batch: the median over the rounds."""
+    return {
+        temperature: {
+            batch: round(
+                statistics.median(a / b for a, b in zip(rates, theirs[temperature][batch], strict=True)), 3
+            )
+            for batch, rates in cells.items()
+            if batch in theirs.get(temperature, {})
+        }
+        for temperature, cells in mine.items()
+    }
+
+
+def best(arms: list[Rates]) -> Rates:
+    """In every cell the rates of the arm with the highest median."""
+    return {
+        temperature: {
+            batch: max((arm[temperature][batch] for arm in arms), key=statistics.median) for batch in cells
+        }
+        for temperature, cells in arms[0].items()
+    }
 
 
 def shown(result: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +256,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--batch-sampled", type=int, nargs="*", default=[1, 8], help="at temperature 1")
     parser.add_argument("--profile", type=Path, help="a folder for profiles")
-    parser.add_argument("--texts", action="store_true", help="compare 64 greedy texts with plain decoding's")
+    parser.add_argument("--texts", type=int, default=0, help="greedy texts to compare with plain decoding's")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run", choices=list(ARMS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:

@@ -1,9 +1,11 @@
-"""Engines that start at the same time and measure one after the other, so that none is timed while another works.
+"""Engines that start at the same time and measure in turns, so that none is timed while another works.
 
-An arm is a process of the calling script, started with `--run NAME`: it builds its engine, calls `ready()`, and
-prints its result with `report()`. An arm that waits is stopped with all its processes, since an idle engine's
-scheduler polls and takes a core from the one that is timed. Several scripts do so together when SIDE_BY_SIDE=FOLDER:N
-is set in their environment, N being their number: none measures before all engines of all of them stand.
+An arm is a process of the calling script, started with `--run NAME`: it builds its engine, calls `wait_for_turn()`
+before everything that is timed, and prints its result with `report()`. Turns go round: an arm that measures a part in
+each of its turns does so under the same weather as the others. An arm that waits is stopped with all its processes,
+since an idle engine's scheduler polls and takes a core from the one that is timed. Several scripts do so together when
+SIDE_BY_SIDE=FOLDER:N is set in their environment, N being their number: none measures before all engines of all of
+them stand.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 
-def ready() -> None:
-    """In an arm: the engine stands; wait for the turn."""
+def wait_for_turn() -> None:
+    """In an arm: the engine stands and is idle."""
     print("READY", flush=True)
     sys.stdin.readline()
 
@@ -97,26 +99,35 @@ def _measure(
     shown: Callable[[dict[str, Any]], dict[str, Any]],
     results: dict[str, Any],
 ) -> None:
+    waiting = dict(processes)
     for name, process in processes.items():
         if process.poll() is not None:
             results[name] = {"error": "did not start; see its log"}
-            continue
-        assert process.stdin is not None
-        _signal(process, signal.SIGCONT)
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        line = _wait_for(process, "RESULT ")
-        results[name] = json.loads(line) if line else {"error": "stopped; see its log"}
-        print(name, json.dumps(shown(results[name])), flush=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
-        process.wait()
+            del waiting[name]
+    while waiting:
+        for name, process in list(waiting.items()):
+            assert process.stdin is not None
+            _signal(process, signal.SIGCONT)
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            line = _wait_for(process, "READY", "RESULT ")
+            if line == "":
+                _signal(process, signal.SIGSTOP)
+                continue
+            del waiting[name]
+            results[name] = json.loads(line) if line else {"error": "stopped; see its log"}
+            print(name, json.dumps(shown(results[name])), flush=True)
+            out.write_text(json.dumps(results, indent=1) + "\n")
+            process.wait()
 
 
-def _wait_for(process: subprocess.Popen[str], start: str) -> str | None:
+def _wait_for(process: subprocess.Popen[str], *starts: str) -> str | None:
+    """What follows one of `starts` on the process's next line with it; None where its output ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("ddtree_probe"):
             print(line.strip(), flush=True)
-        if line.startswith(start):
-            return line[len(start) :].strip()
+        for start in starts:
+            if line.startswith(start):
+                return line[len(start) :].strip()
     return None

@@ -60,7 +60,7 @@ def run_arm(arm: str, arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
     engine = sglang.Engine(**options(arm, arguments))
     result: dict[str, Any] = {"startup_s": round(time.perf_counter() - start, 1), "ms_per_step": {}}
-    side_by_side.ready()
+    side_by_side.wait_for_turn()
     for context in arguments.prompt_tokens:
         found = result["ms_per_step"][str(context)] = {}
         for batch in arguments.batch:

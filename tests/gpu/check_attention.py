@@ -1,10 +1,11 @@
 """Check and time the attention kernel of verifies and drafts on a CUDA device.
 
-    python tests/gpu/check_attention.py [--quick] [--tilings]
+    python tests/gpu/check_attention.py [--quick] [--tilings] [--flashinfer]
 
 Against the torch twin in float32, against SGLang's extend kernel, replayed from a CUDA graph with contexts of other
 lengths, and the same bits on every run. Then microseconds of one layer beside SGLang's extend kernel, which is what
-DFLASH runs on the triton backend. `--tilings` times other tile sizes too. Prints one JSON object as its last line; exit
+DFLASH runs on the triton backend. `--tilings` times other tile sizes too, `--flashinfer` its masked paged kernel, which
+it builds at its first use. Prints one JSON object as its last line; exit
 code 1 when a check failed.
 """
 
@@ -15,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +37,7 @@ from unit.attention.attention_twins import Case, check, make_case, pointer_cases
 
 SHAPES = {"8B": (8, 4, 128), "135M": (3, 3, 64), "27B": (4, 6, 256)}
 """KV heads, query heads to each, head size."""
-PARTS = ("twin", "sglang", "graph", "compile", "times_us")
+PARTS = ("twin", "sglang", "graph", "flashinfer_build_s", "compile", "times_us")
 WIDTHS = ((16, False), (16, True), (64, True))
 """Of the timed calls, and whether there is a mask: the draft's block has none."""
 
@@ -156,7 +158,67 @@ def microseconds(function: Callable[[], Any], repeat: int = 20, rounds: int = 9)
     return round(device_time.microseconds(function, repeat=repeat, rounds=rounds), 2)
 
 
-def measure(quick: bool, shapes: list[str], with_tilings: bool) -> dict[str, Any]:
+def flashinfer_paged(case: Case) -> Callable[[], torch.Tensor]:
+    """The same attention by flashinfer, planned: what a layer would run. It wants the new rows in the cache."""
+    from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+
+    rows, heads, head = case.q.shape
+    lengths = case.kv_indptr.diff()
+    batch, slots, device = len(lengths), case.k_buffer.shape[0], case.q.device
+    width = rows // batch
+    cache = tuple(
+        torch.cat([buffer, new]).unsqueeze(1)  # pages of one slot
+        for buffer, new in ((case.k_buffer, case.k), (case.v_buffer, case.v))
+    )
+    context = case.kv_indices[: int(case.kv_indptr[-1])].int().split(lengths.tolist())
+    own = torch.arange(slots, slots + rows, dtype=torch.int32, device=device).view(batch, width)
+    indices = torch.cat([part for pair in zip(context, own, strict=True) for part in pair])
+    starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+    cells = int((width * (lengths + width)).sum())
+    wrapper = BatchPrefillWithPagedKVCacheWrapper(
+        torch.empty(256 << 20, dtype=torch.uint8, device=device), "NHD", backend="fa2"
+    )
+    wrapper.plan(
+        starts * width,
+        case.kv_indptr.int() + starts * width,
+        indices,
+        torch.ones(batch, dtype=torch.int32, device=device),
+        heads,
+        case.k.shape[1],
+        head,
+        1,
+        custom_mask=None if case.mask is None else case.mask[:cells].bool(),
+        sm_scale=head**-0.5,
+        q_data_type=case.q.dtype,
+        kv_data_type=case.k.dtype,
+    )
+    return lambda: wrapper.run(case.q, cache)
+
+
+def build_flashinfer(shapes: list[str]) -> dict[str, float]:
+    """Seconds until its kernels have run, with and without a mask."""
+    found = {}
+    for name in shapes:
+        kv_heads, group, head = SHAPES[name]
+        for width, masked in WIDTHS[:2]:
+            generator, start = torch.Generator().manual_seed(1), time.perf_counter()
+            case = make_case(
+                generator, [300], width, kv_heads, group, head, masked=masked, dtype=torch.bfloat16
+            )
+            flashinfer_paged(case.to("cuda"))()
+            torch.cuda.synchronize()
+            found[f"{name} {'tree' if masked else 'block'}"] = round(time.perf_counter() - start, 1)
+    return found
+
+
+def time_flashinfer(case: Case, label: str) -> float:
+    attend = flashinfer_paged(case)
+    difference = (attend().float() - run(case, workspace_for(case.q.shape[2])).float()).abs().max().item()
+    assert difference <= 2e-2, f"{label}: flashinfer differs by {difference}"
+    return microseconds(attend)
+
+
+def measure(quick: bool, shapes: list[str], with_tilings: bool, with_flashinfer: bool) -> dict[str, Any]:
     table: dict[str, Any] = {}
     grid = (
         [(1, 256), (1, 8000), (8, 256), (8, 8000)]
@@ -185,6 +247,8 @@ def measure(quick: bool, shapes: list[str], with_tilings: bool) -> dict[str, Any
                 if with_tilings:
                     row |= time_tilings(case, workspace, tilings(batch, kv_heads, group, width, head))
                 label = f"{name} W={width}{'' if masked else ' block'} batch {batch} context {context}"
+                if with_flashinfer:
+                    row["flashinfer"] = time_flashinfer(case, label)
                 table[label] = row
                 print(label, json.dumps(row), file=sys.stderr, flush=True)
     return table
@@ -244,6 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, fewer times")
     parser.add_argument("--tilings", action="store_true", help="time other tile sizes too")
+    parser.add_argument("--flashinfer", action="store_true", help="time flashinfer's masked kernel too")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="to time")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     arguments = parser.parse_args()
@@ -256,8 +321,9 @@ def main() -> int:
         "twin": lambda: check_twin(quick),
         "sglang": lambda: check_sglang(quick),
         "graph": lambda: check_graph(),
+        "flashinfer_build_s": lambda: build_flashinfer(arguments.shapes) if arguments.flashinfer else {},
         "compile": lambda: compile_tilings(arguments.shapes) if arguments.tilings else {},
-        "times_us": lambda: measure(quick, arguments.shapes, arguments.tilings),
+        "times_us": lambda: measure(quick, arguments.shapes, arguments.tilings, arguments.flashinfer),
     }
     for name in arguments.parts:
         try:
