@@ -2,12 +2,12 @@
 
     python benchmarks/demo_pair.py --target DIR --drafter DIR --prompts tests/data/eval_prompts.jsonl --out FILE
 
-Arms are engines that start side by side and measure in turns: a first one for acceptance and texts, then `--rounds` in
-each of which every arm runs every batch size once. Ratios are the medians over the rounds of what two arms did in the
-same round. Dummy weights would accept nothing: this needs the real
-pair. Texts of 16 bits part where the target's two best tokens are nearly tied, for the chain's verify as for the
-tree's, since both compute in other shapes than plain decoding. So every parting is kept with the gap, in nats,
-between plain decoding's two best tokens there, and whether the other text took the second of them.
+Arms are engines that start side by side and measure in turns: a first one for acceptance and texts, then one for every
+batch size in each of `--rounds`, so that what is compared was measured within seconds. Ratios are the medians over the
+rounds of what two arms did in the same round. Dummy weights would accept nothing: this needs the real pair. Texts of 16
+bits part where the target's two best tokens are nearly tied, for the chain's verify as for the tree's, since both
+compute in other shapes than plain decoding. So every parting is kept with the gap, in nats, between plain decoding's
+two best tokens there, and whether the other text took the second of them.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
     for temperature, batch in cells:
         rate(engine, prompts, batch, temperature)  # with its prompts in the prefix cache from here on
     for _ in range(arguments.rounds):
-        side_by_side.wait_for_turn()
-        rate(engine, prompts, 4, 0.0)  # awake again
         for temperature, batch in cells:
+            side_by_side.wait_for_turn(result)
+            wake_up(engine, prompts, batch)
             row = found[str(temperature)].setdefault(str(batch), [])
             row.append(round(rate(engine, prompts, batch, temperature), 1))
     widths = [state.get("ddtree_widths") for state in engine.get_server_info()["internal_states"]]
@@ -137,6 +137,14 @@ def rate(engine: Any, prompts: list[list[int]], batch: int, temperature: float) 
     for group in groups:
         engine.generate(input_ids=group, sampling_params=sampling)
     return len(order) * NEW_TOKENS / (time.perf_counter() - start)
+
+
+def wake_up(engine: Any, prompts: list[list[int]], batch: int) -> None:
+    """Some steps after having been stopped, which are not timed."""
+    engine.generate(
+        input_ids=(prompts * batch)[:batch],
+        sampling_params={"temperature": 0, "max_new_tokens": 16, "ignore_eos": True},
+    )
 
 
 def profile(engine: Any, prompt: list[int], folder: Path) -> None:
@@ -221,10 +229,10 @@ def ratios(mine: Rates, theirs: Rates) -> dict[str, dict[str, float]]:
     return {
         temperature: {
             batch: round(
-                statistics.median(a / b for a, b in zip(rates, theirs[temperature][batch], strict=True)), 3
+                statistics.median(a / b for a, b in zip(rates, theirs[temperature][batch], strict=False)), 3
             )
             for batch, rates in cells.items()
-            if batch in theirs.get(temperature, {})
+            if rates and theirs.get(temperature, {}).get(batch)
         }
         for temperature, cells in mine.items()
     }
@@ -234,7 +242,8 @@ def best(arms: list[Rates]) -> Rates:
     """In every cell the rates of the arm with the highest median."""
     return {
         temperature: {
-            batch: max((arm[temperature][batch] for arm in arms), key=statistics.median) for batch in cells
+            batch: max((arm[temperature].get(batch, [0.0]) for arm in arms), key=statistics.median)
+            for batch in cells
         }
         for temperature, cells in arms[0].items()
     }

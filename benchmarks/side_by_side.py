@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 
-def wait_for_turn() -> None:
-    """In an arm: the engine stands and is idle."""
-    print("READY", flush=True)
+def wait_for_turn(so_far: dict[str, Any] | None = None) -> None:
+    """In an arm: the engine stands and is idle. `so_far` is its result if there will be no more."""
+    print("READY" if so_far is None else f"READY {json.dumps(so_far)}", flush=True)
     sys.stdin.readline()
 
 
@@ -41,9 +41,10 @@ def run_arms(
     shown: Callable[[dict[str, Any]], dict[str, Any]],
     stagger: float = 2.0,
 ) -> dict[str, Any]:
-    """Run every arm; `out` is rewritten after each one, `shown` is what to print of a result.
+    """Run every arm; `out` is rewritten after each turn, `shown` is what to print of a result.
 
-    An arm that fails has `{"error": ...}` for a result; its log lies beside `out`.
+    An arm that fails has `{"error": ...}` for a result; its log lies beside `out`. Ctrl-C ends the turns, and what the
+    arms have told so far are the results.
     """
     processes = {}
     for name in names:
@@ -66,6 +67,8 @@ def run_arms(
             _signal(process, signal.SIGSTOP)
         with _turn():
             _measure(processes, out, shown, results)
+    except KeyboardInterrupt:
+        print("stopped early", flush=True)
     finally:
         for process in processes.values():
             _signal(process, signal.SIGKILL)
@@ -110,24 +113,26 @@ def _measure(
             _signal(process, signal.SIGCONT)
             process.stdin.write("go\n")
             process.stdin.flush()
-            line = _wait_for(process, "READY", "RESULT ")
-            if line == "":
+            line = _wait_for(process, "READY", "RESULT")
+            start, text = line or ("", "")
+            if text or start != "READY":
+                results[name] = json.loads(text) if text else {"error": "stopped; see its log"}
+                out.write_text(json.dumps(results, indent=1) + "\n")
+            if start == "READY":
                 _signal(process, signal.SIGSTOP)
                 continue
             del waiting[name]
-            results[name] = json.loads(line) if line else {"error": "stopped; see its log"}
             print(name, json.dumps(shown(results[name])), flush=True)
-            out.write_text(json.dumps(results, indent=1) + "\n")
             process.wait()
 
 
-def _wait_for(process: subprocess.Popen[str], *starts: str) -> str | None:
-    """What follows one of `starts` on the process's next line with it; None where its output ended."""
+def _wait_for(process: subprocess.Popen[str], *starts: str) -> tuple[str, str] | None:
+    """The process's next line that begins with one of `starts`, in two; None where its output ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("ddtree_probe"):
             print(line.strip(), flush=True)
         for start in starts:
             if line.startswith(start):
-                return line[len(start) :].strip()
+                return start, line[len(start) :].strip()
     return None

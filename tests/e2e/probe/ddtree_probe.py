@@ -14,6 +14,8 @@ DDTREE_PROBE_LOGITS   "1": the trace also has the logits of the last node at dep
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
 DDTREE_PROBE_UNPROVEN "1": every recurrent target is taken for one of an unproven family.
 DDTREE_PROBE_WIDTHS   "8,64,16": the steps of a server with budget "auto" take these verify widths, over and over.
+DDTREE_PROBE_WATCH    "1": on CUDA, a line for every Triton kernel compiled after startup, and for every timed step its
+                      milliseconds by phase.
 DDTREE_PROBE_CHAIN    "1": convolutions read the nodes before, not the ancestors, which is wrong on purpose.
 """
 
@@ -32,11 +34,12 @@ LOGITS = os.environ.get("DDTREE_PROBE_LOGITS") == "1"
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
 UNPROVEN = os.environ.get("DDTREE_PROBE_UNPROVEN") == "1"
 WIDTHS = [int(width) for width in os.environ.get("DDTREE_PROBE_WIDTHS", "").split(",") if width]
+WATCH = os.environ.get("DDTREE_PROBE_WATCH") == "1"
 CHAIN = os.environ.get("DDTREE_PROBE_CHAIN") == "1"
 
 
 def load() -> None:
-    if not (TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE or WIDTHS):
+    if not (TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE or WIDTHS or WATCH):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -55,6 +58,10 @@ def load() -> None:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._decode", profile_step, HookType.AROUND)
     if SYNC:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker._decode", forbid_syncs, HookType.AROUND)
+    if WATCH:
+        HookRegistry.register(
+            "sglang_ddtree.step.worker.DDTreeWorker.prewarm_sampling", watch_steps, HookType.AFTER
+        )
     if TRACE:
         HookRegistry.register("sglang_ddtree.step.verify.verify", remember_batch, HookType.BEFORE)
         HookRegistry.register("sglang_ddtree.step.accept.accept", trace_step, HookType.AFTER)
@@ -99,6 +106,26 @@ def forbid_syncs(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def watch_steps(result: Any, worker: Any) -> None:
+    import torch
+    import triton
+
+    from sglang_ddtree.step.phases import PHASES, PhaseClock, marks_of
+
+    def compiled(*, fn: Any, **more: Any) -> None:
+        print(f"ddtree_probe: compiled after startup: {fn.name} {more.get('repr', '')[:600]}", flush=True)
+
+    class Told(PhaseClock):
+        def _read(self) -> None:
+            before = dict(self.seconds)
+            super()._read()
+            spent = {phase: round(1000 * (self.seconds[phase] - before[phase]), 3) for phase in PHASES}
+            print(f"ddtree_probe: step {self._begun}: {json.dumps(spent)}", flush=True)
+
+    triton.knobs.runtime.jit_post_compile_hook = compiled
+    worker.phases = Told(marks_of(torch.device(worker.device)), 16)
 
 
 def profile_step(original: Any, *args: Any, **kwargs: Any) -> Any:

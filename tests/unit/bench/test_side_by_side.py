@@ -23,7 +23,7 @@ if arguments.run:
         sys.exit(3)
     seen = []
     for turn in range(3):
-        side_by_side.wait_for_turn()
+        side_by_side.wait_for_turn({{"turns": seen}})
         if arguments.run == "lost" and turn == 1:
             sys.exit(4)
         with (folder / "order").open("a") as order:
