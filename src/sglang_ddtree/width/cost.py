@@ -11,24 +11,109 @@ from statistics import median
 from .widths import checked_widths, index_of
 
 SAMPLES = 31
-"""Times whose median is a graph's measured time. With 9 the error of a graph that is not run any more (1.3 % where
-times spread by 3 %) kept a worse width in use for hundreds of steps."""
+"""Times of the current graph whose median is what its steps take now. With 9 a hiccup moved it."""
+TRIED_SAMPLES = 127
+"""Times that are kept of another graph, from many trials: where steps spread by 20 %, the median of one trial errs by
+9 % and that of sixteen by 2 %."""
 ENOUGH_SAMPLES = 5
 """Times from which on a graph counts as measured. A trial of 8 steps gives them, the late ones left out."""
+STAY = 16
+"""Steps on end from which on a graph is the current one: more than a trial has."""
 STALE_AFTER = 2048
 """Times seen at a captured batch size after which one of its graphs that gave none of them is unmeasured again:
 contexts grow and clocks change, and a measurement that a hiccup spoilt must not last."""
+TOGETHER = 4.0
+"""Times of a trial that count as one where the error of their median is estimated."""
+GROWTH = 2.0
+"""How much more than their priors two widths' times are expected to differ: on an H200 64 tokens took 2.5 times as many
+milliseconds more than 16 at a context of 8,000 as at 256 with 4 requests, 2 times with one."""
+DOUBT = 2.0
+"""Standard errors by which a measured time may be wrong before a trial is not worth while any more."""
 
 
 class _Graph:
-    """What is known of one captured graph."""
+    """What is known of one captured graph.
 
-    __slots__ = ("last_seen", "prior", "times")
+    Attributes:
+        prior: milliseconds told at construction.
+        shares: its times in units of what its captured size's level was then; of the current graph none are added.
+        share: their median.
+        doubt: standard error of `share`, as a fraction of it.
+        seen: how many times counted towards its being measured.
+        last_seen: the size's clock at the last one.
+    """
+
+    __slots__ = ("doubt", "last_seen", "prior", "seen", "share", "shares")
 
     def __init__(self, prior: float) -> None:
         self.prior = prior
-        self.times: deque[float] = deque(maxlen=SAMPLES)
+        self.shares: deque[float] = deque(maxlen=TRIED_SAMPLES)
+        self.share = prior
+        self.doubt = 0.0
+        self.seen = 0
         self.last_seen = 0
+
+    def forget(self) -> None:
+        self.shares.clear()
+        self.seen, self.doubt = 0, 0.0
+
+    def add(self, share: float) -> None:
+        self.shares.append(share)
+        self.share = median(self.shares)
+        spread = 1.4826 * median(abs(one - self.share) for one in self.shares)
+        # Of a median of normal values; those of one trial have their level's error in common.
+        self.doubt = 1.2533 * spread / math.sqrt(max(1.0, len(self.shares) / TOGETHER)) / self.share
+
+
+class _Size:
+    """The graphs of one captured batch size, and the pace of its steps.
+
+    Whatever slows down every width alike (contexts that grow, another process on the host) moves the level, so that
+    widths tried at different times compare.
+
+    Attributes:
+        clock: times seen.
+        current: the graph that steps have been running; its share stands still, its times make the level.
+        level: milliseconds per unit of share, the median of the last times of `current`.
+    """
+
+    __slots__ = ("clock", "current", "level", "levels", "other", "run")
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.current: _Graph | None = None
+        self.level = 1.0
+        self.levels: deque[float] = deque(maxlen=SAMPLES)
+        # Another graph's times on end, so far.
+        self.other: _Graph | None = None
+        self.run: deque[float] = deque(maxlen=SAMPLES)
+
+    def observe(self, graph: _Graph, ms: float) -> None:
+        self.clock += 1
+        if self.clock - graph.last_seen > STALE_AFTER:
+            graph.forget()
+        graph.last_seen = self.clock
+        graph.seen += 1
+        if self.current is None:
+            self.current = graph
+        if graph is self.current:
+            self.other = None
+            self.levels.append(ms / graph.share)
+            self.level = median(self.levels)
+            return
+        if graph is not self.other:
+            self.other = graph
+            self.run.clear()
+        self.run.append(ms)
+        graph.add(ms / self.level)
+        if len(self.run) == STAY:
+            self.current, self.other = graph, None
+            self.levels.clear()
+            self.levels.extend(one / graph.share for one in self.run)
+            self.level = median(self.levels)
+
+    def milliseconds(self, graph: _Graph) -> float:
+        return graph.share * self.level
 
 
 class _Row:
@@ -70,8 +155,8 @@ class CostTable:
             _require_time(ms, f"the prior of batch size {size}, width {width}")
             self._graphs[size, width] = _Graph(ms)
         self._sizes = sorted({size for size, _ in self._graphs})
+        self._paces = {size: _Size() for size in self._sizes}
         self._rows = {size: self._make_row(size) for size in self._sizes}
-        self._clocks = dict.fromkeys(self._sizes, 0)
 
     def _make_row(self, batch_size: int) -> _Row:
         widths, sizes = [], []
@@ -140,12 +225,8 @@ class CostTable:
             return
         row = self._rows[captured]
         at = row.widths.index(width)
-        size, graph = row.sizes[at], row.graphs[at]
-        self._clocks[size] += 1
-        if self._clocks[size] - graph.last_seen > STALE_AFTER:
-            graph.times.clear()
-        graph.times.append(ms)
-        graph.last_seen = self._clocks[size]
+        size = row.sizes[at]
+        self._paces[size].observe(row.graphs[at], ms)
         for other in self._rows.values():
             if size in other.sizes:
                 self._refresh(other)
@@ -153,12 +234,29 @@ class CostTable:
     def _refresh(self, row: _Row) -> None:
         floor = 0.0
         for at, (size, graph) in enumerate(zip(row.sizes, row.graphs, strict=True)):
-            fresh = self._clocks[size] - graph.last_seen <= STALE_AFTER
-            row.measured[at] = fresh and len(graph.times) >= ENOUGH_SAMPLES
+            pace = self._paces[size]
+            fresh = pace.clock - graph.last_seen <= STALE_AFTER
+            row.measured[at] = fresh and graph.seen >= ENOUGH_SAMPLES
             if row.measured[at]:
-                row.estimates[at] = floor = median(graph.times)
+                row.estimates[at] = floor = self._plausible(pace, graph)
             else:
                 row.estimates[at] = max(floor, graph.prior)
+
+    def _plausible(self, pace: _Size, graph: _Graph) -> float:
+        """Its measured milliseconds, moved by no more than their doubt to where the priors expect them.
+
+        Steps of two widths differ by their graphs alone: by what the priors differ, less where the host bounds the
+        step, more where contexts are long.
+        """
+        measured = pace.milliseconds(graph)
+        current = pace.current
+        if current is None or graph is current:
+            return measured
+        now = pace.milliseconds(current)
+        most = now + GROWTH * (graph.prior - current.prior)
+        expected = min(max(measured, min(now, most)), max(now, most))
+        slack = 1 + DOUBT * graph.doubt
+        return max(measured / slack, min(measured * slack, expected))
 
     def is_measured(self, batch_size: int, width: int) -> bool:
         """Whether `estimate` is a measurement: enough times, the last of them not long ago.
@@ -172,9 +270,10 @@ class CostTable:
     def estimate(self, batch_size: int, width: int) -> float:
         """Milliseconds that a step is expected to take.
 
-        The median of the last `SAMPLES` times where the width is measured. Otherwise an optimistic bound: the
-        prior, but not less than what the widest narrower measured width takes, since a step bound by the host's
-        work costs the same at every width.
+        Where the width is measured, the median of its times: of the last `SAMPLES` ones if steps are running it, of
+        its trials in proportion to the steps around them if not. Otherwise an optimistic bound: the prior, but not
+        less than what the widest narrower measured width takes, since a step bound by the host's work costs the same
+        at every width.
 
         Raises:
             ValueError: a batch below 1, a width without a captured graph for it.
@@ -183,17 +282,24 @@ class CostTable:
         return row.estimates[at]
 
     def optimistic(self, batch_size: int, width: int) -> float:
-        """Milliseconds that a step might take: `estimate`, but with less trust in the prior of an unmeasured width.
+        """Milliseconds that a step might take: `estimate`, but with less trust in it.
 
-        Where the measured width next to it (the narrower one, if there is one) undercuts its own prior, this
-        one is taken to undercut its prior as much.
+        A measured width may be as fast as `DOUBT` standard errors allow, though not faster than the one that steps
+        are running, if that is narrower. Where the measured width next to an unmeasured one (the narrower, if there
+        is one) undercuts its own prior, the unmeasured one is taken to undercut its prior as much.
 
         Raises:
             ValueError: a batch below 1, a width without a captured graph for it.
         """
         row, at = self._place(batch_size, width)
         if row.measured[at]:
-            return row.estimates[at]
+            estimate = row.estimates[at]
+            least = estimate / (1 + DOUBT * row.graphs[at].doubt)
+            running = self._paces[row.sizes[at]].current
+            narrower = max(
+                (row.estimates[one] for one in range(at) if row.graphs[one] is running), default=0.0
+            )
+            return min(estimate, max(least, narrower))
         nearest = next((other for other in range(at - 1, -1, -1) if row.measured[other]), None)
         floor = 0.0 if nearest is None else row.estimates[nearest]
         if nearest is None:

@@ -47,8 +47,8 @@ class WidthPolicy:
 
     Every captured batch size is a bucket of its own: a batch that goes back and forth between two finds each
     one's width as it left it. Within a bucket the current width is left for a known one that is better by
-    `margin`, after `dwell_steps` steps. A width of which the time is unmeasured, or the gain extrapolated, is
-    first run on trial if it might be better: `trial_steps` steps, each width once in `trial_interval` steps of the
+    `margin`, after `dwell_steps` steps. A width of which the time is unmeasured or doubtful, or the gain extrapolated,
+    is first run on trial if it might be better: `trial_steps` steps, each width once in `trial_interval` steps of the
     bucket, and more rarely where trials would cost more than 1 % of its tokens. Where nothing is ever measured the
     priors count as known times.
 
@@ -178,12 +178,15 @@ class WidthPolicy:
             if width == bucket.width:
                 continue
             score = self._score(size, width)
-            if self._has_known_time(size, width, bucket.width) and self._has_known_gain(width, bucket.width):
-                if score > best_score:
-                    best, best_score = width, score
-                continue
+            known = self._has_known_time(size, width, bucket.width) and self._has_known_gain(
+                width, bucket.width
+            )
+            if known and score > best_score:
+                best, best_score = width, score
             hope = self.gains.optimistic(width, bucket.width) / self.costs.optimistic(size, width)
-            if hope > best_hope and bucket.steps >= bucket.next_trials.get(width, 0):
+            # What is known roughly is tried again if that might still make it the choice.
+            least = here * (1 + self._margin) if known else here
+            if hope > max(least, best_hope) and bucket.steps >= bucket.next_trials.get(width, 0):
                 trial, best_hope = width, hope
         if best != bucket.width:
             self._switch(bucket, best)

@@ -58,6 +58,18 @@ SMALL_GPU = {(size, width): 0.9 + 0.006 * size * width + 0.002 * width for size 
 SMALL_MODEL = {key: max(4.0, ms) for key, ms in SMALL_GPU.items()}
 
 
+# The demo pair's graphs as a server measured them (same folder), and steps that the host makes 4 ms long.
+DEMO_GRAPHS = table(
+    {
+        1: (1.04, 1.06, 1.10, 1.09),
+        4: (1.09, 1.12, 1.17, 1.23),
+        16: (1.29, 1.34, 1.45, 1.70),
+        64: (1.90, 2.19, 2.79, 4.12),
+    }
+)
+DEMO_MODEL = {key: max(4.0, 0.2 + ms) for key, ms in DEMO_GRAPHS.items()}
+
+
 def scaled(ms: Table, factor: float) -> Table:
     return {key: factor * value for key, value in ms.items()}
 
@@ -126,13 +138,25 @@ def steps(
 ) -> list[Step]:
     """`noise` is the spread of a step's time; besides, one step in fifty takes up to thrice as long."""
     draw = random.Random(seed + 1)
-    size = min(size for size in SIZES if size >= batch_size)
+    size = min(size for size, _ in ms if size >= batch_size)
     made = []
     for totals in emitted(text, batch_size, count, seed):
         factor = draw.lognormvariate(0.0, noise) * (draw.uniform(1, 3) if draw.random() < 0.02 else 1)
         made.append(
             Step(batch_size, totals, tuple(ms.get((size, width), math.inf) * factor for width in WIDTHS))
         )
+    return made
+
+
+def uneven(run: Sequence[Step], seed: int, spread: float = 0.2, period: int = 60) -> list[Step]:
+    """The same steps on a host whose pace changes every `period` steps or so, whatever the width."""
+    draw = random.Random(seed)
+    made, left, pace = [], 0, 1.0
+    for step in run:
+        if left == 0:
+            left, pace = draw.randint(period // 2, 2 * period), draw.lognormvariate(0.0, spread)
+        left -= 1
+        made.append(Step(step.batch_size, step.totals, tuple(pace * ms for ms in step.times)))
     return made
 
 

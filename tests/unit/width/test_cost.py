@@ -3,7 +3,7 @@ import math
 import pytest
 
 from sglang_ddtree.width import CostTable
-from sglang_ddtree.width.cost import ENOUGH_SAMPLES, SAMPLES, STALE_AFTER
+from sglang_ddtree.width.cost import ENOUGH_SAMPLES, SAMPLES, STALE_AFTER, STAY
 
 PRIORS = {(1, 8): 1.0, (4, 8): 2.0, (16, 8): 3.0, (1, 16): 1.5, (8, 16): 2.5, (4, 32): 4.0}
 
@@ -75,6 +75,61 @@ def test_the_estimate_follows_the_last_times() -> None:
     _observe(costs, 1, 8, 5.0, SAMPLES)
     _observe(costs, 1, 8, 7.0, SAMPLES // 2 + 1)
     assert costs.estimate(1, 8) == 7.0
+
+
+def _three() -> CostTable:
+    return CostTable((8, 16, 32), {(1, 8): 5.0, (1, 16): 6.0, (1, 32): 9.0})
+
+
+def test_what_slows_every_width_down_moves_the_times_of_those_that_do_not_run() -> None:
+    costs = _three()
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    _observe(costs, 1, 16, 6.0, 8)
+    _observe(costs, 1, 8, 7.5, SAMPLES)
+    assert (costs.estimate(1, 8), costs.estimate(1, 16)) == (7.5, pytest.approx(9.0))
+    # Tried again while everything is slow: the same share, not a slower width.
+    _observe(costs, 1, 16, 9.0, 8)
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    assert (costs.estimate(1, 8), costs.estimate(1, 16)) == (5.0, pytest.approx(6.0))
+
+
+def test_a_width_that_steps_stay_at_becomes_the_measure_of_the_others() -> None:
+    costs = _three()
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    _observe(costs, 1, 16, 6.0, STAY)
+    _observe(costs, 1, 16, 12.0, SAMPLES)
+    assert (costs.estimate(1, 8), costs.estimate(1, 16)) == (pytest.approx(10.0), pytest.approx(12.0))
+
+
+def test_a_trial_that_hiccups_is_not_believed_against_the_graphs_times() -> None:
+    """The host takes 9 ms of every step; the times of a trial scatter between 9 and 18."""
+    costs = _three()
+    _observe(costs, 1, 8, 9.0, SAMPLES)
+    for ms in (9.0, 18.0, 12.0, 16.0, 10.0, 17.0, 11.0, 14.0):
+        costs.observe(1, 16, ms)
+    # The graphs differ by 1 ms: twice that is the most that a step is expected to differ.
+    assert costs.estimate(1, 16) == pytest.approx(11.0)
+    assert costs.optimistic(1, 16) == pytest.approx(9.0)
+
+
+def test_a_trial_whose_times_agree_is_believed_whatever_the_graphs_took() -> None:
+    costs = _three()
+    _observe(costs, 1, 8, 9.0, SAMPLES)
+    _observe(costs, 1, 16, 14.0, 8)
+    assert costs.estimate(1, 16) == costs.optimistic(1, 16) == pytest.approx(14.0)
+
+
+def test_many_trials_leave_less_doubt_than_one() -> None:
+    least = []
+    for trials in (1, 8):
+        costs = _three()
+        for trial in range(trials):
+            _observe(costs, 1, 8, 5.0, SAMPLES)
+            for step in range(8):
+                costs.observe(1, 16, 6.0 + 0.3 * ((trial + step) % 5 - 2))
+        assert costs.estimate(1, 16) == pytest.approx(6.0, abs=0.2)
+        least.append(costs.optimistic(1, 16))
+    assert 5.0 <= least[0] < least[1] < costs.estimate(1, 16)
 
 
 def test_an_unmeasured_width_costs_no_less_than_a_measured_narrower_one() -> None:

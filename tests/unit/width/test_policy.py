@@ -28,6 +28,12 @@ def _measure(policy: WidthPolicy, width: int, ms: float, batch_size: int = 1) ->
         policy.costs.observe(batch_size, width, ms)
 
 
+def _try(policy: WidthPolicy, width: int, ms: float, batch_size: int = 1) -> None:
+    """As many times as a trial gives."""
+    for _ in range(TRIAL_STEPS):
+        policy.costs.observe(batch_size, width, ms)
+
+
 @pytest.mark.parametrize(("wide", "expected"), [(5.4, 16), (5.6, 8)])
 def test_the_first_step_takes_the_most_tokens_per_ms(wide: float, expected: int) -> None:
     policy = _pair(5.0, wide)
@@ -35,17 +41,17 @@ def test_the_first_step_takes_the_most_tokens_per_ms(wide: float, expected: int)
     assert policy.choose(1) == expected
 
 
-def test_a_better_width_must_be_better_by_the_margin() -> None:
+@pytest.mark.parametrize(("short_of", "expected"), [(0.005, {8}), (-0.005, {8, 16})])
+def test_a_better_width_must_be_better_by_the_margin(short_of: float, expected: set[int]) -> None:
     policy = _pair(5.0, 5.6)
     _known(policy, growth=1.1)
     for _ in range(50):
         assert policy.choose(1) == 8
     _measure(policy, 8, 5.0)
-    _measure(policy, 16, 5.0 * 1.1 / (1 + MARGIN - 0.005))
-    assert {policy.choose(1) for _ in range(50)} == {8}
-    _measure(policy, 16, 5.0 * 1.1 / (1 + MARGIN + 0.005))
-    assert policy.choose(1) == 16
-    assert policy.snapshot()["switches"] == 1
+    _try(policy, 16, 5.0 * 1.1 / (1 + MARGIN - short_of))
+    chosen = [policy.choose(1) for _ in range(50)]
+    assert set(chosen[:1]) | set(chosen[-1:]) | {8} == expected
+    assert policy.snapshot()["switches"] == len(expected) - 1
 
 
 def test_a_width_is_kept_for_the_dwell() -> None:
@@ -53,7 +59,7 @@ def test_a_width_is_kept_for_the_dwell() -> None:
     _known(policy)
     assert policy.choose(1) == 8
     _measure(policy, 8, 9.0)
-    _measure(policy, 16, 5.6)
+    _try(policy, 16, 5.6)
     assert [policy.choose(1) for _ in range(DWELL_STEPS)] == [8] * (DWELL_STEPS - 1) + [16]
     _measure(policy, 16, 90.0)
     assert [policy.choose(1) for _ in range(DWELL_STEPS)] == [16] * (DWELL_STEPS - 1) + [8]

@@ -4,10 +4,12 @@ import random
 
 import pytest
 
-from sglang_ddtree.width import CostTable, WidthPolicy, policy
+from sglang_ddtree.width import CostTable, WidthPolicy, cost, policy
 from unit.width.server_cases import (
     CHAIN_MS,
     CHAIN_TOKENS,
+    DEMO_GRAPHS,
+    DEMO_MODEL,
     FLAT,
     LARGE_MODEL,
     MEASURED,
@@ -26,6 +28,7 @@ from unit.width.server_cases import (
     serve,
     steps,
     tell_totals,
+    uneven,
 )
 
 BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
@@ -107,6 +110,31 @@ def test_times_are_what_makes_up_for_priors_that_do_not_know_the_host() -> None:
     run = steps(SMALL_MODEL, 4, seed=104)
     assert serve(_policy(SMALL_GPU), run, timed=False).rate < 0.95 * best_fixed_rate(run)
     assert serve(_policy(SMALL_GPU), run).rate >= 0.98 * best_fixed_rate(run)
+
+
+def _shares_on_an_uneven_host(batch_size: int) -> tuple[list[float], int]:
+    """Of the best fixed width's rate, run by run; and the most switches of a run."""
+    shares, switches = [], 0
+    for seed in range(8):
+        run = steps(DEMO_MODEL, batch_size, seed=1100 + 10 * seed + batch_size, noise=0.2)
+        subject = _policy(DEMO_GRAPHS)
+        run = uneven(run, seed)
+        shares.append(serve(subject, run).rate / best_fixed_rate(run))
+        switches = max(switches, subject.snapshot()["switches"])
+    return shares, switches
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_a_host_whose_pace_changes_does_not_mislead_it(batch_size: int) -> None:
+    shares, switches = _shares_on_an_uneven_host(batch_size)
+    assert min(shares) >= 0.98
+    assert switches <= 4
+
+
+def test_what_the_graphs_take_is_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "GROWTH", 50.0)
+    shares, _ = _shares_on_an_uneven_host(4)
+    assert min(shares) < 0.96
 
 
 def test_it_follows_a_change_of_load() -> None:
