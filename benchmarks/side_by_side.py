@@ -43,9 +43,11 @@ def run_arms(
 ) -> dict[str, Any]:
     """Run every arm; `out` is rewritten after each turn, `shown` is what to print of a result.
 
-    An arm that fails has `{"error": ...}` for a result; its log lies beside `out`. Ctrl-C ends the turns, and what the
-    arms have told so far are the results.
+    An arm that fails has `{"error": ...}` for a result; its log lies beside `out`. Ctrl-C or SIGTERM ends the turns,
+    and what the arms have told so far are the results.
     """
+    # `timeout` ends a script so: the arms, some of them stopped, must not outlive it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     processes = {}
     for name in names:
         log = out.with_name(f"log-{'-'.join(name.replace(',', '').split())}.txt").open("w")

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..tree.triton_device import require_kernel_device
+from ..tree.triton_device import require_kernel_device, step_kernel
 
 _LEAST_ENTRIES = 512
 
@@ -21,7 +21,7 @@ def write_pointers_triton(
     _pointers_kernel[(1,)](context_lens, qo, kv, mask, width, len(qo), ENTRIES=entries, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["width", "entries"])
+@step_kernel(["width", "entries"])
 def _pointers_kernel(  # type: ignore[no-untyped-def]
     lens_ptr,
     qo_ptr,

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..tree.triton_device import require_kernel_device
+from ..tree.triton_device import require_kernel_device, step_kernel
 from .record import TreeRecord
 from .shape import GDNShape
 
@@ -78,7 +78,7 @@ def commit_path_triton(
     )
 
 
-@triton.jit(do_not_specialize=["path_len", "batch"])
+@step_kernel(["path_len", "batch"], ("keys_ptr", "values_ptr", "log_decay_ptr", "beta_ptr", "states_ptr"))
 def _commit_states_kernel(  # type: ignore[no-untyped-def]
     keys_ptr,
     values_ptr,
@@ -148,7 +148,7 @@ def _commit_states_kernel(  # type: ignore[no-untyped-def]
     tl.store(state_ptrs + slot * states_slot_stride, state.to(states_ptr.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["path_len", "batch"])
+@step_kernel(["path_len", "batch"], ("inputs_ptr", "conv_states_ptr"))
 def _commit_windows_kernel(  # type: ignore[no-untyped-def]
     inputs_ptr,
     conv_states_ptr,

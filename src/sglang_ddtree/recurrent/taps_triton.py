@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from ..tree.tree import DraftTree
-from ..tree.triton_device import require_kernel_device
+from ..tree.triton_device import require_kernel_device, step_kernel
 
 
 def ancestor_taps_triton(tree: DraftTree, out: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def ancestor_taps_triton(tree: DraftTree, out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["width"])
+@step_kernel(["width"])
 def _taps_kernel(  # type: ignore[no-untyped-def]
     parents_ptr,
     out_ptr,

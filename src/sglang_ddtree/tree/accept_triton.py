@@ -6,7 +6,7 @@ import triton.language as tl
 
 from .accept import Acceptance, PathRows, WidthTally
 from .tree import DraftTree
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 
 
 def settle_path_triton(
@@ -57,7 +57,7 @@ def settle_path_triton(
     return accepted, PathRows(new_seq_lens, targets, sources, rows, positions)
 
 
-@triton.jit(do_not_specialize=["slots_stride", "width", "path_len", "widths"])
+@step_kernel(["slots_stride", "width", "path_len", "widths"])
 def _accept_kernel(  # type: ignore[no-untyped-def]
     tokens_ptr,
     parents_ptr,

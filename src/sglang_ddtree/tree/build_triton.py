@@ -7,7 +7,7 @@ import triton.language as tl
 from .candidates import DraftCandidates
 from .capacity import MAX_DEPTHS, MAX_NODES, MAX_TOPK, tree_capacity
 from .tree import DraftTree
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 from .triton_order import key_value, ordered
 
 _ONE_WARP_LANES = 256
@@ -70,7 +70,7 @@ def _key(score, level, parent, rank):  # type: ignore[no-untyped-def]
     return (ordered(score).to(tl.int64) << 32) | low.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["nodes", "width", "depths", "topk"])
+@step_kernel(["nodes", "width", "depths", "topk"])
 def _build_kernel(  # type: ignore[no-untyped-def]
     logprobs_ptr,
     token_ids_ptr,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from .candidates import DraftCandidates
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 from .triton_order import LOWEST, best_keys, key_token, key_value, ordered, token_key
 
 _PART = 4096
@@ -55,7 +55,9 @@ def draft_candidates_triton(logits: torch.Tensor, topk: int) -> DraftCandidates:
     return DraftCandidates(token_ids, logprobs)
 
 
-@triton.jit(do_not_specialize=["vocab", "depths", "topk", "batch_stride", "depth_stride"])
+@step_kernel(
+    ["vocab", "depths", "topk", "batch_stride", "depth_stride"], ("logits_ptr", "keys_ptr", "sums_ptr")
+)
 def _part_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     keys_ptr,
@@ -86,7 +88,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]
     tl.store(keys_ptr + out * LANES + tl.arange(0, LANES), best_keys(keys, topk, LANES))
 
 
-@triton.jit(do_not_specialize=["parts", "topk"])
+@step_kernel(["parts", "topk"], ("keys_ptr", "sums_ptr"))
 def _row_kernel(  # type: ignore[no-untyped-def]
     keys_ptr,
     sums_ptr,

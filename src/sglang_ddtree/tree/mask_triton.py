@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 
 _BLOCK = 1024
 _SPLITS = 4
@@ -23,13 +23,23 @@ def write_tree_mask_triton(out: torch.Tensor, tree_mask: torch.Tensor, prefix_le
             out.numel(),
             width,
             COLUMNS=triton.next_power_of_2(width),
-            REQUESTS=triton.next_power_of_2(batch),
             BLOCK=_BLOCK,
             SPLITS=_SPLITS,
         )
 
 
-@triton.jit(do_not_specialize=["out_cells", "width"])
+@triton.jit
+def lengths_before(lens_ptr, request):  # type: ignore[no-untyped-def]
+    """The sum of `lens` below `request`, in one variant for all batches."""
+    lanes = tl.arange(0, 64)
+    total = tl.zeros([64], dtype=tl.int64)
+    for first in range(0, request.to(tl.int32), 64):
+        at = first + lanes
+        total += tl.load(lens_ptr + at, mask=at < request, other=0).to(tl.int64)
+    return tl.sum(total, axis=0)
+
+
+@step_kernel(["out_cells", "width"])
 def _mask_kernel(  # type: ignore[no-untyped-def]
     out_ptr,
     tree_mask_ptr,
@@ -37,7 +47,6 @@ def _mask_kernel(  # type: ignore[no-untyped-def]
     out_cells,
     width,
     COLUMNS: tl.constexpr,  # noqa: N803
-    REQUESTS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     SPLITS: tl.constexpr,  # noqa: N803
 ):
@@ -45,10 +54,8 @@ def _mask_kernel(  # type: ignore[no-untyped-def]
     request = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
 
-    requests = tl.arange(0, REQUESTS)
-    before = tl.load(prefix_lens_ptr + requests, mask=requests < request, other=0).to(tl.int64)
     prefix = tl.load(prefix_lens_ptr + request).to(tl.int64)
-    start = (tl.sum(before, axis=0) + request * width) * width + row * (prefix + width)
+    start = (lengths_before(prefix_lens_ptr, request) + request * width) * width + row * (prefix + width)
 
     ones = tl.full([BLOCK], 1, dtype=tl.uint8)
     for first in range(part * BLOCK, prefix.to(tl.int32), SPLITS * BLOCK):

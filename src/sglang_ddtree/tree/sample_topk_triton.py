@@ -6,6 +6,7 @@ import triton.language as tl
 
 from .sample_limits import Limits
 from .sample_noise_triton import finite_top, gumbel_at, logit_order
+from .triton_device import step_kernel
 from .triton_order import LOWEST, best_keys, key_token, key_value, ordered, token_key
 
 MAX_TOP_K = 64
@@ -61,7 +62,7 @@ def sample_topk_triton(
 
 
 # The row stride and the vocabulary are the model's and may be specialised; what changes with the batch is not.
-@triton.jit(do_not_specialize=["width", "topk"])
+@step_kernel(["width", "topk"], ("logits_ptr", "keys_ptr", "sums_ptr"))
 def _top_part_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     temperatures_ptr,
@@ -92,7 +93,7 @@ def _top_part_kernel(  # type: ignore[no-untyped-def]
     tl.store(keys_ptr + out * LANES + tl.arange(0, LANES), best_keys(keys, topk, LANES))
 
 
-@triton.jit(do_not_specialize=["parts", "width", "topk", "flags"])
+@step_kernel(["parts", "width", "topk", "flags"], ("keys_ptr", "sums_ptr"))
 def _top_row_kernel(  # type: ignore[no-untyped-def]
     temperatures_ptr,
     top_ks_ptr,

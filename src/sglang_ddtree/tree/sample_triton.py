@@ -10,7 +10,7 @@ from .sample_before_triton import part_before, tokens_before
 from .sample_limits import Limits
 from .sample_noise_triton import finite_top, gumbel_part, logit_order
 from .sample_topk_triton import MAX_TOP_K, sample_topk_triton
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 from .triton_order import LOWEST, key_token, key_value, ordered, token_key
 
 _PART = 4096
@@ -95,7 +95,7 @@ def sample_triton(
 
 
 # The row stride and the vocabulary are the model's and may be specialised; what changes with the batch is not.
-@triton.jit(do_not_specialize=["width", "flags"])
+@step_kernel(["width", "flags"], ("logits_ptr", "keys_ptr", "sums_ptr"))
 def _race_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     temperatures_ptr,
@@ -134,7 +134,7 @@ def _race_kernel(  # type: ignore[no-untyped-def]
     tl.store(keys_ptr + out, tl.max(tl.where(inside, token_key(orders, columns), LOWEST), axis=0))
 
 
-@triton.jit(do_not_specialize=["parts", "width", "flags"])
+@step_kernel(["parts", "width", "flags"], ("logits_ptr", "keys_ptr", "sums_ptr"))
 def _draw_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     temperatures_ptr,

@@ -4,13 +4,12 @@ import torch
 import triton
 import triton.language as tl
 
+from .mask_triton import lengths_before
 from .topology import TreeTopology
 from .tree import DraftTree
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 
 _TILE_CELLS = 4096
-_REQUESTS = 64
-# One variant for all batches up to it: each would be compiled while requests wait.
 
 
 def lay_out_triton(
@@ -50,7 +49,6 @@ def lay_out_triton(
             tree.max_depth,
             ROWS=rows,
             COLUMNS=columns,
-            REQUESTS=max(_REQUESTS, triton.next_power_of_2(batch)),
             CUTS=cuts,
             FLAT_MASK=flat_mask is not None,
         )
@@ -58,7 +56,7 @@ def lay_out_triton(
     return cut, TreeTopology(positions, mask, index, next_token, next_sibling)
 
 
-@triton.jit(do_not_specialize=["flat_cells", "stride", "width", "max_depth"])
+@step_kernel(["flat_cells", "stride", "width", "max_depth"])
 def _topology_kernel(  # type: ignore[no-untyped-def]
     tokens_ptr,
     parents_ptr,
@@ -81,7 +79,6 @@ def _topology_kernel(  # type: ignore[no-untyped-def]
     max_depth,
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
-    REQUESTS: tl.constexpr,  # noqa: N803
     CUTS: tl.constexpr,  # noqa: N803
     FLAT_MASK: tl.constexpr,  # noqa: N803
 ):
@@ -127,8 +124,6 @@ def _topology_kernel(  # type: ignore[no-untyped-def]
     cells = mask_ptr + (base + rows)[:, None] * width + columns[None, :]
     tl.store(cells, seen.to(tl.uint8), mask=inside)
     if FLAT_MASK:
-        requests = tl.arange(0, REQUESTS)
-        before = tl.load(prefix_lens_ptr + requests, mask=requests < request, other=0).to(tl.int64)
-        start = (tl.sum(before, axis=0) + base) * width + prefix
+        start = (lengths_before(prefix_lens_ptr, request) + base) * width + prefix
         flat = start + rows[:, None] * (prefix + width) + columns[None, :]
         tl.store(flat_ptr + flat, seen.to(tl.uint8), mask=inside & (flat < flat_cells))

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .triton_device import require_kernel_device
+from .triton_device import require_kernel_device, step_kernel
 from .window import StepWindow
 
 
@@ -49,7 +49,7 @@ def open_window_triton(
     return StepWindow(prefix_lens, block_ids, positions, slots, block_slots.view(-1), verify_slots.view(-1))
 
 
-@triton.jit(do_not_specialize=["row_stride", "mask_token_id", "block_size", "width", "window"])
+@step_kernel(["row_stride", "mask_token_id", "block_size", "width", "window"])
 def _window_kernel(  # type: ignore[no-untyped-def]
     prefix_lens_ptr,
     req_pool_indices_ptr,

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -54,3 +59,38 @@ def test_turns_go_round_and_a_lost_arm_does_not_stop_the_others(tmp_path: Path) 
         "lost": {"error": "stopped; see its log"},
         "two": {"turns": [0, 1, 2]},
     }
+
+
+def test_a_script_that_is_ended_takes_its_stopped_arms_along(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    text = SCRIPT.format(benchmarks=str(BENCHMARKS), folder=str(tmp_path)).replace("sleep(0.1)", "sleep(600)")
+    script.write_text(text)
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL)
+    try:
+        _wait(lambda: (tmp_path / "order").exists())
+        arms = _arms(script)
+        assert len(arms) == 3, "the broken one has ended"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        _wait(lambda: not _arms(script))
+    finally:
+        for arm in [process.pid, *_arms(script)]:
+            with suppress(ProcessLookupError):
+                os.kill(arm, signal.SIGKILL)
+
+
+def _arms(script: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_text().split("\0")
+            if str(script) in words and "--run" in words:
+                found.append(int(entry.name))
+    return found
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

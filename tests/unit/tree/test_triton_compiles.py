@@ -54,8 +54,8 @@ INT32 = {
     "top_ks_ptr",
 }
 
-WHOLE = {"REQUESTS": 1, "CUTS": False, "FLAT_MASK": False}
-CUT = {"REQUESTS": 8, "CUTS": True, "FLAT_MASK": True}
+WHOLE = {"CUTS": False, "FLAT_MASK": False}
+CUT = {"CUTS": True, "FLAT_MASK": True}
 GIVEN = {"logits_ptr": "*fp16", "noise_ptr": "*fp32"}
 CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
     (_build_kernel, {"LANES": 1}, 1, {}),
@@ -71,8 +71,8 @@ CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
     (_accept_kernel, {"COLUMNS": 64, "WIDTHS": 4}, 1, {"prefix_lens_ptr": "*i64"}),
     (_accept_kernel, {"COLUMNS": 2048, "WIDTHS": 4}, 4, {"prefix_lens_ptr": "*i64"}),
     (_window_kernel, {"COLUMNS": 64}, 1, {"prefix_lens_ptr": "*i64"}),
-    (_mask_kernel, {"COLUMNS": 128, "REQUESTS": 1, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
-    (_mask_kernel, {"COLUMNS": 2, "REQUESTS": 64, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
+    (_mask_kernel, {"COLUMNS": 128, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
+    (_mask_kernel, {"COLUMNS": 2, "BLOCK": 1024, "SPLITS": 4}, 4, {"out_ptr": "*u8"}),
     (_part_kernel, {"COLUMNS": 4096, "LANES": 16}, 4, {"logits_ptr": "*bf16"}),
     (_part_kernel, {"COLUMNS": 1, "LANES": 1}, 4, {"logits_ptr": "*fp32"}),
     (_row_kernel, {"KEYS": 1024, "PARTS": 64, "LANES": 16}, 4, {}),

@@ -118,7 +118,8 @@ def topology(device: str, cases: int, max_budget: int) -> int:
     """Whole trees and trees cut to a width, with and without a flat mask; a short buffer is never overrun."""
     draw, generator = random.Random(4), torch.Generator().manual_seed(4)
     for number in range(cases):
-        tree = random_tree(generator, draw.randint(1, 3), draw.randint(1, max_budget + 1), vocab=400)
+        shape = (130, 2) if number == 0 else (draw.randint(1, 3), draw.randint(1, max_budget + 1))
+        tree = random_tree(generator, *shape, vocab=400)
         batch, there = tree.batch_size, tree_to(tree, device)
         lengths = torch.randint(1000, (batch,), generator=generator, dtype=torch.int32)
         width = draw.choice((tree.width, draw.randint(1, tree.width)))
@@ -195,7 +196,8 @@ def mask(device: str, cases: int, max_budget: int) -> int:
     draw, generator = random.Random(6), torch.Generator().manual_seed(6)
     longest = 9000 if device == "cuda" else 40
     for number in range(cases):
-        tree = random_tree(generator, draw.randint(1, 4), draw.randint(1, max_budget + 1), vocab=400)
+        shape = (130, 2) if number == 0 else (draw.randint(1, 4), draw.randint(1, max_budget + 1))
+        tree = random_tree(generator, *shape, vocab=400)
         batch, width = tree.tokens.shape
         lengths = torch.randint(longest, (batch,), generator=generator, dtype=torch.int32)
         live = width * (int(lengths.sum()) + batch * width)
