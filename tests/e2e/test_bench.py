@@ -12,8 +12,9 @@ import pytest
 from sglang_ddtree.demo.server import cpu_environment
 
 
+@pytest.mark.parametrize("flags", [[], ["--in-turns"]], ids=["one by one", "in turns"])
 def test_bench_measures_plain_decoding_and_the_tree(
-    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path, flags: list[str]
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
     rows = [{"prompt": "Count to ten."}, {"question": "What is 2 + 3?"}, {"turns": ["Hello!", "Bye."]}]
@@ -23,7 +24,7 @@ def test_bench_measures_plain_decoding_and_the_tree(
     command += ["--prompts", str(prompts), "--concurrency", "2", "--runs", "1", "--max-new-tokens", "16"]
     command += ["--temperature", "0"]
     command += ["--server-arg", "--dtype float32 --max-total-tokens 8192 --max-running-requests 8"]
-    command += ["--server-arg", "--skip-server-warmup --sleep-on-idle", "--out", str(out)]
+    command += ["--server-arg", "--skip-server-warmup --sleep-on-idle", "--out", str(out), *flags]
     result = subprocess.run(command, text=True, capture_output=True, check=False, env=cpu_environment(1))
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -63,5 +64,6 @@ def test_bench_measures_plain_decoding_and_the_tree(
     assert (plain["timed_steps"], plain["parts_ms"]) == (None, None)
     assert "d=1" in result.stdout
     assert "Run on the CPU" in result.stdout
+    assert found["settings"]["in_turns"] is bool(flags)
     assert "<svg" in (out / "bench.html").read_text()
     assert json.loads((out / "bench.json").read_text())["chat_template"] is True

@@ -258,6 +258,7 @@ GENERATE: dict[str, dict[str, Any]] = {
     "input_embeds": {"input_ids": None, "input_embeds": [[0.0] * 128] * 4},
     "Beam search is not supported": {"sampling_params": {"beam_width": 2}},
     "custom_params.ddtree_...": {"sampling_params": {"custom_params": {"ddtree_width": 8}}},
+    "custom_params: only a JSON object": {"sampling_params": {"custom_params": ["ddtree_accept_lengths"]}},
 }
 
 

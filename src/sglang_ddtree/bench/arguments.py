@@ -12,7 +12,8 @@ from .prompt_sets import ACCEPTED, BUILT_IN, Prompt, PromptError, built_in, read
 
 DESCRIPTION = """\
 Measure plain decoding (AR), DFLASH and DDTREE on this machine: one real server per arm, one after the other, all
-with the same flags, over HTTP with streaming. Prints a table and writes bench.json and bench.html.
+with the same flags, over HTTP with streaming. Prints a table and writes bench.json and bench.html. With --in-turns
+the servers stand at once and run follows run arm by arm.
 
 An arm that its server refuses, or that would run with other flags than the first arm, is reported with the reason;
 the others are measured. Where no server has started and two failed with the same reason the bench stops.
@@ -77,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-going",
         action="store_true",
         help="try every arm, even where no server has started and two failed with the same reason",
+    )
+    add(
+        "--in-turns",
+        action="store_true",
+        help="start all servers first and let them measure in turns, run by run, for a machine whose pace changes; "
+        "they must fit on it together (--server-arg=--max-total-tokens=N); waiting servers are paused",
     )
     add(
         "--out",

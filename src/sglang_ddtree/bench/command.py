@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ..usage import UsageError
 from . import arguments as usage
-from .flow import ArmResult, Plan, Start, measure
+from .flow import ArmResult, Plan, Servers, measure
 from .machine import machine, versions
 from .page import page
 from .progress import Progress
@@ -25,6 +25,7 @@ from .prompt_sets import Prompt
 from .report import Report, report, succeeded
 from .table import table
 from .tokens import TokenizerError, encode
+from .turns import measure_in_turns
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,15 +37,22 @@ def run(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"sglang-ddtree bench: error: {error}", file=sys.stderr)
         return 2
-    plan = Plan(arms, arguments.concurrency, arguments.temperature, arguments.runs, arguments.max_new_tokens)
-    from .server import Servers
+    plan = Plan(
+        arms,
+        arguments.concurrency,
+        arguments.temperature,
+        arguments.runs,
+        arguments.max_new_tokens,
+        arguments.in_turns,
+    )
+    from .server import Servers as RealServers
 
-    servers = Servers(arguments.model, arguments.draft, words, folder, arguments.start_timeout)
+    servers = RealServers(arguments.model, arguments.draft, words, folder, arguments.start_timeout)
     with _signals_as_exceptions():
         try:
             ids, templated = encode(arguments.model, prompts, "--trust-remote-code" in words)
             about = {**_about(arguments), "chat_template": templated}
-            found = bench(plan, prompts, ids, servers.start, about, folder, arguments.keep_going)
+            found = bench(plan, prompts, ids, servers, about, folder, arguments.keep_going)
         except TokenizerError as error:
             print(f"sglang-ddtree bench: error: {error}", file=sys.stderr)
             return 1
@@ -59,7 +67,7 @@ def bench(
     plan: Plan,
     prompts: Sequence[Prompt],
     ids: Sequence[Sequence[int]],
-    start: Start,
+    servers: Servers,
     about: dict[str, Any],
     folder: Path,
     keep_going: bool = False,
@@ -77,7 +85,9 @@ def bench(
         return found
 
     with Progress(len(plan.arms) * len(plan.cells) * plan.runs * len(ids)) as progress:
-        return save(measure(plan, ids, start, progress, save, keep_going))
+        if plan.in_turns:
+            return save(measure_in_turns(plan, ids, servers, progress, save))
+        return save(measure(plan, ids, servers, progress, save, keep_going))
 
 
 def _about(arguments: argparse.Namespace) -> dict[str, Any]:

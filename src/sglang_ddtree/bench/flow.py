@@ -1,4 +1,4 @@
-"""The measurement: arm by arm, and in each arm temperature by concurrency by run."""
+"""The measurement of arms one after the other, and in each temperature by concurrency by run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ..client import RequestFailed
 from . import comparable
 from .arms import Arm
-from .parts import Parts, difference, settled
+from .parts import Counters, Parts, difference, settled
 from .progress import Progress
 from .timeline import Timeline
 
@@ -36,16 +36,27 @@ class ArmFailed(RuntimeError):
 
 
 class Server(Protocol):
-    """What the flow needs of a server that is ready."""
+    """What the flow needs of a server that is ready. One that is paused takes no core, and answers nobody."""
 
     def info(self) -> Mapping[str, Any]: ...
     def flush(self) -> None: ...
     def log(self) -> str: ...
     def metrics(self) -> str | None: ...
+    def explain(self, error: Exception) -> str: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline: ...
 
 
-Start = Callable[[Arm], AbstractContextManager[Server]]
+class Servers(Protocol):
+    """Both ways to an arm's server, which is ended with the block.
+
+    `start` gives it when it is ready and raises `ArmFailed` where it does not become so; `launch` gives at once what
+    waits for that and may raise.
+    """
+
+    def start(self, arm: Arm) -> AbstractContextManager[Server]: ...
+    def launch(self, arm: Arm) -> AbstractContextManager[Callable[[], Server]]: ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Plan:
     temperatures: Sequence[float]
     runs: int
     max_new_tokens: int
+    in_turns: bool = False
 
     @property
     def cells(self) -> list[tuple[int, float]]:
@@ -93,7 +105,7 @@ class ArmResult:
 def measure(
     plan: Plan,
     prompts: Sequence[Sequence[int]],
-    start: Start,
+    servers: Servers,
     progress: Progress,
     save: Callable[[Sequence[ArmResult]], object],
     keep_going: bool = False,
@@ -118,7 +130,7 @@ def measure(
         reference = next((one for one in results if one.cells), None)
         progress.say(f"{arm.name} ({number} of {len(plan.arms)}): starting its server")
         try:
-            _measure_arm(plan, prompts, start, progress, result, reference)
+            _measure_arm(plan, prompts, servers, progress, result, reference)
         except (ArmFailed, RequestFailed) as error:
             result.failure = str(error)
             if isinstance(error, ArmFailed):
@@ -146,15 +158,52 @@ def _leave_out_the_rest(
 def _measure_arm(
     plan: Plan,
     prompts: Sequence[Sequence[int]],
-    start: Start,
+    servers: Servers,
     progress: Progress,
     result: ArmResult,
     reference: ArmResult | None,
 ) -> None:
     began = time.monotonic()
-    with start(result.arm) as server:
+    with servers.start(result.arm) as server:
         result.startup_s = time.monotonic() - began
-        result.info = server.info()
+        arm = Measured(plan, prompts, server, progress, result)
+        arm.admit(reference)
+        for cell in plan.cells:
+            arm.begin(*cell)
+            for _ in range(plan.runs):
+                arm.run()
+            arm.end()
+        arm.finish()
+
+
+class Measured:
+    """An arm at its server: `admit`, then for every cell `begin`, all its runs and `end`, then `finish`.
+
+    What is found goes into `result`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        prompts: Sequence[Sequence[int]],
+        server: Server,
+        progress: Progress,
+        result: ArmResult,
+    ) -> None:
+        self.plan, self.prompts, self.server = plan, prompts, server
+        self.progress, self.result = progress, result
+        self._cell = (0, 0.0)
+        self._runs: list[list[Timeline]] = []
+        self._before: Counters | None = None
+
+    def admit(self, reference: ArmResult | None) -> None:
+        """Read the server's flags.
+
+        Raises:
+            ArmFailed: it does not compare with `reference`.
+        """
+        plan, result = self.plan, self.result
+        result.info = self.server.info()
         result.flags = comparable.flags_of(result.info)
         if reference is not None:
             name, other = result.arm.name, reference.arm.name
@@ -163,31 +212,42 @@ def _measure_arm(
                 raise ArmFailed("not comparable: " + "; ".join(reasons))
         limit = result.info.get("max_running_requests")
         result.warnings = comparable.warnings(result.flags, limit, plan.concurrencies)
-        for concurrency, temperature in plan.cells:
-            progress.say(f"{result.arm.name}: concurrency {concurrency}, temperature {temperature:g}")
-            warm_up = [prompts[index % len(prompts)] for index in range(concurrency)]
-            tokens = min(WARM_UP_TOKENS, plan.max_new_tokens)
-            one_run(server, warm_up, concurrency, temperature, tokens)
-            # Returns once the server is idle.
-            server.flush()
-            before = settled(server.metrics)
-            runs = []
-            for _ in range(plan.runs):
-                runs.append(
-                    one_run(
-                        server,
-                        prompts,
-                        concurrency,
-                        temperature,
-                        plan.max_new_tokens,
-                        on_done=progress.advance,
-                    )
-                )
-                server.flush()
-            spent = difference(before, settled(server.metrics))
-            result.cells.append(Cell(concurrency, temperature, runs, spent))
-        if any(plan.temperatures) and GREEDY_FALLBACK in server.log():
-            result.warnings.append(GREEDY_WARNING)
+
+    def begin(self, concurrency: int, temperature: float) -> None:
+        self._cell, self._runs = (concurrency, temperature), []
+        self.progress.say(f"{self.result.arm.name}: concurrency {concurrency}, temperature {temperature:g}")
+        self.warm_up(WARM_UP_TOKENS)
+        self._before = settled(self.server.metrics)
+
+    def warm_up(self, tokens: int) -> None:
+        """As many requests as the cell has at a time; the server is idle after it."""
+        concurrency, temperature = self._cell
+        prompts = [self.prompts[index % len(self.prompts)] for index in range(concurrency)]
+        one_run(self.server, prompts, concurrency, temperature, min(tokens, self.plan.max_new_tokens))
+        # Returns once the server is idle.
+        self.server.flush()
+
+    def run(self) -> None:
+        concurrency, temperature = self._cell
+        self._runs.append(
+            one_run(
+                self.server,
+                self.prompts,
+                concurrency,
+                temperature,
+                self.plan.max_new_tokens,
+                on_done=self.progress.advance,
+            )
+        )
+        self.server.flush()
+
+    def end(self) -> None:
+        spent = difference(self._before, settled(self.server.metrics))
+        self.result.cells.append(Cell(*self._cell, self._runs, spent))
+
+    def finish(self) -> None:
+        if any(self.plan.temperatures) and GREEDY_FALLBACK in self.server.log():
+            self.result.warnings.append(GREEDY_WARNING)
 
 
 def one_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from . import checks, comparable, figures, parts
@@ -23,7 +24,7 @@ def report(
     `prompts` describes each prompt, `about` says with what and where it was measured. Arms appear in the order of
     `results`, with a row under `cells` per concurrency and temperature.
     """
-    arms = [_arm(one, results) for one in results]
+    arms = [_arm(one, results, plan.in_turns) for one in results]
     return {
         "format": FORMAT,
         **about,
@@ -33,6 +34,7 @@ def report(
             "temperature": list(plan.temperatures),
             "runs": plan.runs,
             "max_new_tokens": plan.max_new_tokens,
+            "in_turns": plan.in_turns,
         },
         "metrics": {**figures.METRICS, "acceptance_by_depth": figures.BY_DEPTH, "parts_ms": parts.LEGEND},
         "notes": notes(plan, results, arms),
@@ -51,6 +53,11 @@ def notes(plan: Plan, results: Sequence[ArmResult], arms: Sequence[Mapping[str, 
     if plan.runs < WANTED_RUNS:
         count = "1 run" if plan.runs == 1 else f"{plan.runs} runs"
         found.append(f"Only {count} per figure; medians and spreads of fewer than {WANTED_RUNS} are weak.")
+    if plan.in_turns:
+        found.append(
+            "Measured in turns: all servers stood at once, run followed run arm by arm, and each speed-up is the "
+            "median over the runs. Startup times are left out, since the servers started together."
+        )
     if any(plan.temperatures):
         found.append(
             "Above temperature 0 every arm draws other texts, of other lengths: compare acceptance with care."
@@ -97,7 +104,7 @@ def succeeded(report: Mapping[str, Any]) -> bool:
     return True
 
 
-def _arm(result: ArmResult, results: Sequence[ArmResult]) -> dict[str, Any]:
+def _arm(result: ArmResult, results: Sequence[ArmResult], in_turns: bool) -> dict[str, Any]:
     return {
         "name": result.arm.name,
         "algorithm": result.arm.algorithm,
@@ -108,11 +115,11 @@ def _arm(result: ArmResult, results: Sequence[ArmResult]) -> dict[str, Any]:
         "warnings": result.warnings,
         "launch_command": result.info.get("launch_command"),
         "startup_s": None if result.startup_s is None else round(result.startup_s, 1),
-        "cells": [_cell(result, cell, results) for cell in result.cells],
+        "cells": [_cell(result, cell, results, in_turns) for cell in result.cells],
     }
 
 
-def _cell(result: ArmResult, cell: Cell, results: Sequence[ArmResult]) -> dict[str, Any]:
+def _cell(result: ArmResult, cell: Cell, results: Sequence[ArmResult], in_turns: bool) -> dict[str, Any]:
     measured = figures.over_runs(cell.runs, result.arm.is_speculative)
     runs_of_one_token = [[checks.longest_run(one.output_ids) for one in run] for run in cell.runs]
     every = [length for run in runs_of_one_token for length in run]
@@ -123,7 +130,7 @@ def _cell(result: ArmResult, cell: Cell, results: Sequence[ArmResult]) -> dict[s
         "parts_ms": None if cell.parts is None or cell.parts.ms is None else dict(cell.parts.ms),
         "timed_steps": None if cell.parts is None else cell.parts.steps,
         "acceptance_by_depth": [_spread(one) for one in figures.by_depth_over_runs(cell.runs)],
-        "speedup": {name: _speedup(cell, measured, name, results) for name in ("AR", "DFLASH")},
+        "speedup": {name: _speedup(cell, measured, name, results, in_turns) for name in ("AR", "DFLASH")},
         "identity": _identity(result, cell, results),
         "repetition": {
             "answers": len(every),
@@ -140,14 +147,24 @@ def _spread(one: figures.Spread) -> dict[str, Any]:
 
 
 def _speedup(
-    cell: Cell, measured: Mapping[str, figures.Spread], name: str, results: Sequence[ArmResult]
+    cell: Cell,
+    measured: Mapping[str, figures.Spread],
+    name: str,
+    results: Sequence[ArmResult],
+    in_turns: bool,
 ) -> float | None:
-    """Median total tokens/s over that of the arm `name`; None without that arm."""
+    """Total tokens/s over that of the arm `name`: of the medians, in turns the median of run over run.
+
+    None without that arm.
+    """
     found = _same_cell(cell, name, results)
     if found is None:
         return None
-    other = figures.over_runs(found.runs, speculative=name != "AR")
-    return measured["total_tokens_per_s"].median / other["total_tokens_per_s"].median
+    mine = measured["total_tokens_per_s"]
+    other = figures.over_runs(found.runs, speculative=name != "AR")["total_tokens_per_s"]
+    if in_turns:
+        return median(one / two for one, two in zip(mine.values, other.values, strict=True))
+    return mine.median / other.median
 
 
 def _identity(result: ArmResult, cell: Cell, results: Sequence[ArmResult]) -> dict[str, Any] | None:

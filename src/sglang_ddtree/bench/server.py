@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,34 @@ _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d[^\]]*\] ")
 
 
 class RunningServer(Client):
-    """Streaming requests to a server that is ready; ``log()`` is all that it wrote so far."""
+    """Streaming requests to a server that is ready; all but these need the `process`."""
 
-    def __init__(self, base_url: str, log: Callable[[], str] = str) -> None:
+    def __init__(self, base_url: str, process: ServerProcess | None = None) -> None:
         super().__init__(base_url)
-        self.log = log
+        self._process = process
+
+    @property
+    def process(self) -> ServerProcess:
+        assert self._process is not None
+        return self._process
+
+    def log(self) -> str:
+        """All that it wrote so far."""
+        return self.process.log()
+
+    def explain(self, error: Exception) -> str:
+        """Why a request failed, with the server's end if it ended."""
+        status = self.process.process.poll()
+        end = "" if status is None else f"; the server ended with status {status}: {last_error(self.log())}"
+        return f"{error}{end} (log: {self.process.log_path})"
+
+    def pause(self) -> None:
+        """Stop all its processes: an idle scheduler polls and takes a core."""
+        self.process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self.process.signal(signal.SIGCONT)
 
     def flush(self) -> None:
         """Empty the prefix cache, so that no run's prefill is free.
@@ -90,24 +114,33 @@ class Servers:
             ArmFailed: it did not start, or a request failed;
                 the message holds its log's last error and path.
         """
+        with self.launch(arm) as wait:
+            server = wait()
+            try:
+                yield server
+            except RequestFailed as error:
+                raise ArmFailed(server.explain(error)) from error
+
+    @contextmanager
+    def launch(self, arm: Arm) -> Iterator[Callable[[], RunningServer]]:
+        """A server that is starting, ended with the block; what is given waits until it is ready.
+
+        Raises:
+            ArmFailed: from that; it did not start, the message holds its log's last error and path.
+        """
         log_path = self.logs / f"{arm.name.replace(' ', '-').lower()}.log"
         arguments = arm.server_arguments(self.model, self.draft, self.server_args)
         with ServerProcess(arguments, log_path=log_path, environment=self._environment()) as process:
-            try:
-                process.wait_until_ready(self.start_timeout)
-            except ServerFailed as error:
-                reason = f"{str(error).partition(';')[0]}: {last_error(error.log)}"
-                raise ArmFailed(f"{reason} (log: {log_path})", _STAMP.sub("", reason)) from error
-            try:
-                yield RunningServer(process.base_url, process.log)
-            except RequestFailed as error:
-                status = process.process.poll()
-                end = (
-                    ""
-                    if status is None
-                    else f"; the server ended with status {status}: {last_error(process.log())}"
-                )
-                raise ArmFailed(f"{error}{end} (log: {log_path})") from error
+
+            def wait() -> RunningServer:
+                try:
+                    process.wait_until_ready(self.start_timeout)
+                except ServerFailed as error:
+                    reason = f"{str(error).partition(';')[0]}: {last_error(error.log)}"
+                    raise ArmFailed(f"{reason} (log: {log_path})", _STAMP.sub("", reason)) from error
+                return RunningServer(process.base_url, process)
+
+            yield wait
 
     def _environment(self) -> dict[str, str]:
         if not is_selected():

@@ -154,10 +154,14 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the server and every process it started. Safe to call twice."""
-        with contextlib.suppress(ProcessLookupError):
-            # SIGKILL: a graceful SGLang shutdown sleeps for seconds, and there is nothing here to save.
-            os.killpg(self.process.pid, signal.SIGKILL)
+        # SIGKILL: a graceful SGLang shutdown sleeps for seconds, and there is nothing here to save.
+        self.signal(signal.SIGKILL)
         self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it to every process that the server started; nothing happens where there is none any more."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
 
 def _die_with_parent() -> None:

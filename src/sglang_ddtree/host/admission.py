@@ -67,6 +67,11 @@ def _unknown_params(req: Any) -> list[tuple[str, Any]]:
     return list(accept_lengths.unknown_params(req.sampling_params.custom_params))
 
 
+def _params_are_no_object(req: Any) -> bool:
+    # SGLang checks the type at its OpenAI endpoints alone.
+    return not isinstance(req.sampling_params.custom_params, dict | None)
+
+
 def _shown(value: Any) -> str:
     return _cut(repr(value))
 
@@ -117,6 +122,14 @@ FIELD_ROWS = (
         "sampling_params.watermark",
         lambda req: req.sampling_params.watermark is not None and req.sampling_params.watermark.enabled,
         "a watermark would have to be sampled at every node of the tree",
+    ),
+    FieldRow(
+        "custom_params",
+        "sampling_params.custom_params",
+        _params_are_no_object,
+        "only a JSON object or null is read, anything else would be ignored",
+        "Give an object, or leave it out.",
+        got=lambda req: _shown(req.sampling_params.custom_params),
     ),
     FieldRow(
         f"custom_params.{accept_lengths.PREFIX}...",

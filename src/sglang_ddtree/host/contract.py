@@ -63,12 +63,13 @@ def all_rows() -> list[Row]:
 
 
 def _request_rows() -> Iterator[Row]:
-    for row in FIELD_ROWS:
-        if row.attribute.startswith("sampling_params."):
-            name = row.attribute.replace("sampling_params", "SamplingParams")
+    # Two refusals may read the same attribute.
+    for attribute in dict.fromkeys(row.attribute for row in FIELD_ROWS):
+        if attribute.startswith("sampling_params."):
+            name = attribute.replace("sampling_params", "SamplingParams")
             yield Row("sglang.srt.sampling.sampling_params", name, None, "host.admission")
         else:
-            yield Row("sglang.srt.managers.schedule_batch", f"Req.{row.attribute}", None, "host.admission")
+            yield Row("sglang.srt.managers.schedule_batch", f"Req.{attribute}", None, "host.admission")
 
 
 def _mismatches(tree: SourceTree) -> Iterator[Mismatch]:

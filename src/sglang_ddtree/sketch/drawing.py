@@ -16,14 +16,21 @@ STYLE = (
 
 TEXT_NODES = 256  # of the most probable ones; a larger tree scrolls by and says less
 
+# The legend: a line per mark, only for marks that the drawing has.
+NUMBER = "A number is the probability that the drafter gives the path down to its node."
+STAR = "* marks the path that the target accepts."
+CUT = "(+N) stands where N nodes are cut off: {drawn} of {nodes} nodes are drawn, --svg FILE draws all."
+# The root is green, too: it is the target's own, accepted or not.
+GREEN = "Green is the target's own text."
+
 Decode = Callable[[int], str]
 
 
 def as_text(step: Step, decode: Decode) -> str:
-    """The root, a line per node below its parent, and what the target accepts; ``*`` marks the accepted path.
+    """The root, a line per node below its parent, the legend, and what the target accepts.
 
-    Of a tree of more than `TEXT_NODES` nodes these are the most probable ones and the accepted path; a node whose
-    descendants are cut off has their number behind it.
+    ``*`` marks the accepted path. Of a tree of more than `TEXT_NODES` nodes these are the most probable ones and the
+    accepted path; a node whose descendants are cut off has their number behind it.
     """
     kept = set(step.accepted())
     children = _children(step)
@@ -41,16 +48,17 @@ def as_text(step: Step, decode: Decode) -> str:
     def more(number: int) -> str:
         return f" (+{left_out[number]})" if left_out[number] else ""
 
-    end = [_verdict(step, decode)]
+    legend = [NUMBER] if step.nodes else []
+    if kept:
+        legend.append(STAR)
     if len(drawn) < len(step.nodes):
-        end.insert(
-            0, f"{len(drawn)} of {len(step.nodes)} nodes are drawn, (+N) counts others; --svg FILE draws all."
-        )
-    return "\n".join([repr(decode(step.root)) + more(0), *lines(0, ""), "", *end])
+        legend.append(CUT.format(drawn=len(drawn), nodes=len(step.nodes)))
+    tree = [repr(decode(step.root)) + more(0), *lines(0, "")]
+    return "\n".join([*tree, "", *legend, "", _verdict(step, decode)])
 
 
 def as_svg(step: Step, decode: Decode) -> str:
-    """The same from left to right, the accepted path in green."""
+    """The same from left to right and whole, the accepted path in green."""
     kept = {0} | {number + 1 for number in step.accepted()}
     labels = [repr(decode(step.root))] + [_node(step, one + 1, decode) for one in range(len(step.nodes))]
     x, y = _places(step, labels)
@@ -65,10 +73,13 @@ def as_svg(step: Step, decode: Decode) -> str:
         shapes.append(
             f'<text{_style(number in kept)} x="{x[number]}" y="{y[number]:.1f}">{escape(label)}</text>'
         )
-    verdict = _verdict(step, decode)
-    width = max(LETTER * len(text) + left for text, left in [*zip(labels, x, strict=True), (verdict, MARGIN)])
-    height = max(y) + 2 * ROW
-    shapes.append(f'<text x="{MARGIN}" y="{height:.1f}">{escape(verdict)}</text>')
+    below = [*([NUMBER] if step.nodes else []), GREEN, _verdict(step, decode)]
+    texts = [*zip(labels, x, strict=True), *((line, MARGIN) for line in below)]
+    width = max(LETTER * len(text) + left for text, left in texts)
+    height = max(y) + ROW
+    for line in below:
+        height += ROW
+        shapes.append(f'<text x="{MARGIN}" y="{height:.1f}">{escape(line)}</text>')
     size = (width + MARGIN, f"{height + MARGIN:.0f}")
     # With a size of its own a browser scrolls a large tree. Without one it would shrink it until no word can be read.
     return (

@@ -74,15 +74,14 @@ class _Size:
     Attributes:
         clock: times seen.
         current: the graph that steps have been running; its share stands still, its times make the level.
-        level: milliseconds per unit of share, the median of the last times of `current`.
     """
 
-    __slots__ = ("clock", "current", "level", "levels", "other", "run")
+    __slots__ = ("_level", "clock", "current", "levels", "other", "run")
 
     def __init__(self) -> None:
         self.clock = 0
         self.current: _Graph | None = None
-        self.level = 1.0
+        self._level: float | None = 1.0
         self.levels: deque[float] = deque(maxlen=SAMPLES)
         # Another graph's times on end, so far.
         self.other: _Graph | None = None
@@ -99,7 +98,7 @@ class _Size:
         if graph is self.current:
             self.other = None
             self.levels.append(ms / graph.share)
-            self.level = median(self.levels)
+            self._level = None
             return
         if graph is not self.other:
             self.other = graph
@@ -110,7 +109,14 @@ class _Size:
             self.current, self.other = graph, None
             self.levels.clear()
             self.levels.extend(one / graph.share for one in self.run)
-            self.level = median(self.levels)
+            self._level = None
+
+    @property
+    def level(self) -> float:
+        """Milliseconds per unit of share: the median of the last times of `current`, reckoned when asked for."""
+        if self._level is None:
+            self._level = median(self.levels)
+        return self._level
 
     def milliseconds(self, graph: _Graph) -> float:
         return graph.share * self.level
@@ -119,7 +125,7 @@ class _Size:
 class _Row:
     """The graphs that batches between two captured sizes run, by ascending width."""
 
-    __slots__ = ("estimates", "graphs", "measured", "sizes", "widths")
+    __slots__ = ("estimates", "graphs", "is_old", "measured", "sizes", "widths")
 
     def __init__(self, widths: list[int], sizes: list[int], graphs: list[_Graph]) -> None:
         self.widths = tuple(widths)
@@ -127,6 +133,8 @@ class _Row:
         self.graphs = tuple(graphs)
         self.measured = [False] * len(graphs)
         self.estimates = [graph.prior for graph in graphs]
+        # Times came since `measured` and `estimates` were reckoned.
+        self.is_old = False
 
 
 class CostTable:
@@ -157,6 +165,9 @@ class CostTable:
         self._sizes = sorted({size for size, _ in self._graphs})
         self._paces = {size: _Size() for size in self._sizes}
         self._rows = {size: self._make_row(size) for size in self._sizes}
+        self._rows_of = {
+            size: [row for row in self._rows.values() if size in row.sizes] for size in self._sizes
+        }
 
     def _make_row(self, batch_size: int) -> _Row:
         widths, sizes = [], []
@@ -227,11 +238,11 @@ class CostTable:
         at = row.widths.index(width)
         size = row.sizes[at]
         self._paces[size].observe(row.graphs[at], ms)
-        for other in self._rows.values():
-            if size in other.sizes:
-                self._refresh(other)
+        for other in self._rows_of[size]:
+            other.is_old = True
 
     def _refresh(self, row: _Row) -> None:
+        row.is_old = False
         floor = 0.0
         for at, (size, graph) in enumerate(zip(row.sizes, row.graphs, strict=True)):
             pace = self._paces[size]
@@ -315,6 +326,8 @@ class CostTable:
             raise ValueError(
                 f"width {width} has no captured graph for batch size {batch_size}, captured are {captured}"
             )
+        if row.is_old:
+            self._refresh(row)
         return row, row.widths.index(width)
 
 

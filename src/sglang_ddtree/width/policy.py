@@ -46,11 +46,11 @@ class WidthPolicy:
     """Chooses the width with the most expected tokens per millisecond, and does not flap.
 
     Every captured batch size is a bucket of its own: a batch that goes back and forth between two finds each
-    one's width as it left it. Within a bucket the current width is left for a known one that is better by
-    `margin`, after `dwell_steps` steps. A width of which the time is unmeasured or doubtful, or the gain extrapolated,
-    is first run on trial if it might be better: `trial_steps` steps, each width once in `trial_interval` steps of the
-    bucket, and more rarely where trials would cost more than 1 % of its tokens. Where nothing is ever measured the
-    priors count as known times.
+    one's width as it left it. Within a bucket the choice is made anew every `dwell_steps` steps: the current width is
+    left for a known one that is better by `margin`. A width of which the time is unmeasured or doubtful, or the gain
+    extrapolated, is first run on trial if it might be better: `trial_steps` steps, each width once in
+    `trial_interval` steps of the bucket, and more rarely where trials would cost more than 1 % of its tokens. Where
+    nothing is ever measured the priors count as known times.
 
     The state is a function of the calls made: equal calls, equal choices.
 
@@ -59,7 +59,7 @@ class WidthPolicy:
         costs: expected milliseconds; the caller tells it the measured ones.
         gains: expected tokens; the caller tells it what steps emitted. By default a new one.
         margin: by how much another width must be better, as a fraction.
-        dwell_steps: least steps at a width before it is left, from 1.
+        dwell_steps: steps at a width from one choice to the next, from 1.
         trial_steps: steps of a trial, from 1.
         trial_interval: least steps from the end of a width's trial to its next, from 1.
 
@@ -146,7 +146,8 @@ class WidthPolicy:
                 bucket.trial_steps_left -= 1
                 return bucket.trial
             self._judge_trial(size, bucket, bucket.trial)
-        if bucket.steps_at_width >= self._dwell_steps:
+        # Not at every step: it takes a hundredth of a small model's.
+        if bucket.steps_at_width and bucket.steps_at_width % self._dwell_steps == 0:
             self._reconsider(size, bucket)
         if bucket.trial is not None:
             bucket.trial_steps_left -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -96,6 +96,7 @@ class FakeServer:
         self.logged = ""
         self.seconds: Mapping[str, float] | None = None
         self.every = 1
+        self.is_paused = False
 
     def info(self) -> Mapping[str, Any]:
         return self._info
@@ -106,6 +107,15 @@ class FakeServer:
     def log(self) -> str:
         return self.logged
 
+    def explain(self, error: Exception) -> str:
+        return f"{error} (log: x)"
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
     def metrics(self) -> str | None:
         if self.seconds is None:
             return None
@@ -113,6 +123,7 @@ class FakeServer:
         return metrics_page(steps, {phase: steps * spent for phase, spent in self.seconds.items()})
 
     def generate(self, input_ids: Sequence[int], temperature: float, max_new_tokens: int) -> Timeline:
+        assert not self.is_paused
         with self._lock:
             self.requests.append((temperature, max_new_tokens))
             number = len(self.requests)
@@ -146,6 +157,22 @@ class FakeServers:
         self.servers = servers
         self.started: list[str] = []
         self.running = 0
+
+    @contextmanager
+    def launch(self, arm: Arm) -> Iterator[Callable[[], FakeServer]]:
+        self.started.append(arm.name)
+        server = self.servers[arm.name]
+
+        def wait() -> FakeServer:
+            if isinstance(server, str):
+                raise ArmFailed(server)
+            return server
+
+        self.running += 1
+        try:
+            yield wait
+        finally:
+            self.running -= 1
 
     @contextmanager
     def start(self, arm: Arm) -> Iterator[FakeServer]:

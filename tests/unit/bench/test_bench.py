@@ -47,7 +47,7 @@ def run(
 ) -> Report:
     arms = [parse_arm(name) for name in servers.servers]
     plan = Plan(arms, concurrency, temperature, runs, 8)
-    return bench(plan, PROMPTS, IDS, servers.start, dict(ABOUT), folder, keep_going)
+    return bench(plan, PROMPTS, IDS, servers, dict(ABOUT), folder, keep_going)
 
 
 def three_arms(info: Mapping[str, Any] = INFO) -> FakeServers:

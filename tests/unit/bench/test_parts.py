@@ -147,7 +147,7 @@ def run(folder: Path, tree: FakeServer, runs: int = 1) -> Report:
     ids = [[number, 1, 2] for number in range(6)]
     prompts = [Prompt(str(number), "mine", "text") for number in range(6)]
     plan = Plan(arms, (1, 3), (0.0,), runs, 8)
-    return bench(plan, prompts, ids, servers.start, dict(ABOUT), folder)
+    return bench(plan, prompts, ids, servers, dict(ABOUT), folder)
 
 
 def timed(seconds: dict[str, float] = SECONDS) -> FakeServer:

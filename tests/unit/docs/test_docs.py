@@ -257,7 +257,7 @@ def test_the_numbers_of_the_width_are_those_of_the_code() -> None:
         f"the last {constant('width/cost.py', 'SAMPLES')} times",
         f"counts half after {constant('width/gain.py', 'HALF_LIFE'):.0f} request-steps",
         f"{100 * constant('width/policy.py', 'MARGIN'):.0f} % better",
-        f"at least {constant('width/policy.py', 'DWELL_STEPS')} steps",
+        f"Every {constant('width/policy.py', 'DWELL_STEPS')} steps",
         f"tried for {constant('width/policy.py', 'TRIAL_STEPS')} steps",
         f"once in {constant('width/policy.py', 'TRIAL_INTERVAL')} steps",
     ):

@@ -106,6 +106,7 @@ def test_refused_request_field_is_named(field: str, value: Any) -> None:
         {"custom_params": {"ddtree_accept_lengths": False}},
         {"custom_params": {"ddtreeish": 1, "accept_lengths": 1}},
         {"custom_params": {}},
+        {"custom_params": None},
     ],
 )
 def test_what_is_served_passes(sampling: dict[str, Any]) -> None:
@@ -151,6 +152,31 @@ def test_a_custom_parameter_of_our_prefix_is_known_and_a_bool(params: dict[str, 
     assert refused.customized_info is None
 
 
+@pytest.mark.parametrize(
+    ("params", "got"),
+    [
+        ([], "[]"),
+        ([["ddtree_accept_lengths", True]], "[['ddtree_accept_lengths', True]]"),
+        ("ddtree_accept_lengths", "'ddtree_accept_lengths'"),
+        ("", "''"),
+        (7, "7"),
+        (0, "0"),
+        (0.5, "0.5"),
+        (True, "True"),
+        (False, "False"),
+        ("x" * 1000, f"'{'x' * 59}..."),
+    ],
+)
+def test_custom_parameters_are_an_object(params: Any, got: str) -> None:
+    refused = request({"custom_params": params}, customized_info=None)
+    message = admission._validate(None, refused, True)
+    assert message == (
+        "DDTREE does not support custom_params: only a JSON object or null is read, anything else would be ignored "
+        f"(got {got}). Give an object, or leave it out."
+    )
+    assert refused.customized_info is None
+
+
 def test_accept_lengths_are_collected_of_an_admitted_request_that_asks(process: SimpleNamespace) -> None:
     def collected(params: dict[str, Any] | None, **sampling: Any) -> bool:
         one = request({"custom_params": params, **sampling}, customized_info=None)
@@ -182,6 +208,7 @@ def test_hook_speaks_for_ddtree_only(process: SimpleNamespace) -> None:
     assert admission._validate("theirs", request(), True) == "theirs"
     process.algorithm = "DFLASH"
     assert admission._validate(None, refused, True) is None
+    assert admission._validate(None, request({"custom_params": [1]}), True) is None
 
 
 def test_table_lists_every_row() -> None:

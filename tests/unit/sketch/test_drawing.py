@@ -40,8 +40,28 @@ def test_text_shows_every_node_below_its_parent() -> None:
         "│  └─ '<' 0.1 *",
         "└─ 'b' 0.25",
         "",
+        "A number is the probability that the drafter gives the path down to its node.",
+        "* marks the path that the target accepts.",
+        "",
         "The target accepts 2 of 4 nodes, 'a<', and goes on with 'z'.",
     ]
+
+
+def legend(lines: list[str]) -> list[str]:
+    """The lines between the tree and what the target accepts."""
+    assert (lines[lines.index("")], lines[-2]) == ("", "")
+    return lines[lines.index("") + 1 : -2]
+
+
+def test_legend_has_the_marks_of_the_drawing_and_no_others() -> None:
+    number = "A number is the probability that the drafter gives the path down to its node."
+    star = "* marks the path that the target accepts."
+    cut = "(+N) stands where N nodes are cut off: 256 of 267 nodes are drawn, --svg FILE draws all."
+    assert legend(as_text(step("a<z"), chr).splitlines()) == [number, star]
+    assert legend(as_text(step("z"), chr).splitlines()) == [number]
+    assert legend(as_text(large("z", 11), chr).splitlines()) == [number, cut]
+    assert legend(as_text(large("bz", 11), chr).splitlines()) == [number, star, cut]
+    assert legend(as_text(large("bz", 0), chr).splitlines()) == [number, star]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +79,12 @@ def test_svg_is_well_formed_and_nothing_overlaps() -> None:
     root = ElementTree.fromstring(as_svg(step("a<z"), chr))
     name = "{http://www.w3.org/2000/svg}"
     texts = root.findall(f"{name}text")
-    assert [text.text for text in texts[:-1]] == ["'R'", "'a' 0.5", "'b' 0.25", "'c' 0.25", "'<' 0.1"]
+    assert [text.text for text in texts] == [
+        *("'R'", "'a' 0.5", "'b' 0.25", "'c' 0.25", "'<' 0.1"),
+        "A number is the probability that the drafter gives the path down to its node.",
+        "Green is the target's own text.",
+        "The target accepts 2 of 4 nodes, 'a<', and goes on with 'z'.",
+    ]
     assert [text.text for text in texts if text.get("class") == "kept"] == ["'R'", "'a' 0.5", "'<' 0.1"]
     lines = root.findall(f"{name}line")
     assert [line.get("class") for line in lines] == ["kept", None, None, "kept"]
@@ -68,10 +93,13 @@ def test_svg_is_well_formed_and_nothing_overlaps() -> None:
     assert at["'c' 0.25"][0] == at["'<' 0.1"][0] > at["'a' 0.5"][0] == at["'b' 0.25"][0] > at["'R'"][0]
     assert at["'c' 0.25"][1] < at["'a' 0.5"][1] < at["'<' 0.1"][1] < at["'b' 0.25"][1]
     assert all(float(line.attrib["x1"]) < float(line.attrib["x2"]) for line in lines)
+    # Below it the legend and the verdict, a row for each.
+    ends = [float(text.attrib["y"]) for text in texts[-3:]]
+    assert at["'b' 0.25"][1] < ends[0] < ends[1] < ends[2]
     width, height = map(float, re.findall(r"[\d.]+", root.attrib["viewBox"])[2:])
     # Drawn at its own size: a browser would fit a large tree into its window.
     assert (float(root.attrib["width"]), float(root.attrib["height"])) == (width, height)
-    assert all(x < width and y < height for x, y in at.values())
+    assert all(x + 8 * len(text or "") < width and y < height for text, (x, y) in at.items())
 
 
 def large(text: str, extra: int) -> Step:
@@ -98,9 +126,12 @@ def test_text_of_a_larger_tree_counts_what_it_leaves_out() -> None:
     assert sum("─ " in line for line in lines) == TEXT_NODES
     # The letters' children take turns: 6 and 5 of the 11.
     assert cut(lines) == ["├─ 'a' 0.9 (+6)", "└─ 'b' 0.82 (+5)"]
-    assert lines[-2:] == [
-        f"{TEXT_NODES} of {TEXT_NODES + 11} nodes are drawn, (+N) counts others; --svg FILE draws all.",
-        f"The target accepts 0 of {TEXT_NODES + 11} nodes, and goes on with 'z'.",
+    assert lines[-5:] == [
+        "",
+        "A number is the probability that the drafter gives the path down to its node.",
+        "(+N) stands where N nodes are cut off: 256 of 267 nodes are drawn, --svg FILE draws all.",
+        "",
+        "The target accepts 0 of 267 nodes, and goes on with 'z'.",
     ]
 
 
@@ -109,8 +140,9 @@ def test_the_accepted_path_is_shown_however_improbable() -> None:
     assert step.accepted() == [1, TEXT_NODES + 7]
     lines = as_text(step, chr).splitlines()
     assert cut(lines) == ["├─ 'a' 0.9 (+6)", "└─ 'b' 0.82 * (+4)"]
-    assert lines[-4] == f"   └─ {chr(1000 + TEXT_NODES + 5)!r} {math.exp(-1.0 - TEXT_NODES - 5):.2g} *"
-    assert f"{TEXT_NODES + 1} of {TEXT_NODES + 11} nodes are drawn" in lines[-2]
+    lowest = lines[lines.index("") - 1]
+    assert lowest == f"   └─ {chr(1000 + TEXT_NODES + 5)!r} {math.exp(-1.0 - TEXT_NODES - 5):.2g} *"
+    assert f"{TEXT_NODES + 1} of {TEXT_NODES + 11} nodes are drawn" in lines[-3]
 
 
 def test_nodes_left_out_below_one_that_is_count_where_their_branch_was_cut() -> None:
@@ -128,7 +160,7 @@ def test_svg_of_a_large_tree_has_every_node_and_no_overlap() -> None:
     name = "{http://www.w3.org/2000/svg}"
     assert len(root.findall(f"{name}line")) == TEXT_NODES + 768
     places: dict[float, list[float]] = {}
-    for text in root.findall(f"{name}text")[:-1]:
+    for text in root.findall(f"{name}text"):
         places.setdefault(float(text.attrib["x"]), []).append(float(text.attrib["y"]))
     for heights in places.values():
         heights.sort()

@@ -99,7 +99,7 @@ CASES: list[tuple[Any, dict[str, int], int, dict[str, str]]] = [
 ]
 
 
-def _type_of(name: str) -> str:
+def type_of(name: str) -> str:
     if name in INTEGERS:
         return "i32"
     if name in FLOATS:
@@ -119,9 +119,7 @@ def test_kernel_compiles_for_hopper(
     if not isinstance(kernel, triton.JITFunction):
         pytest.skip("Triton's interpreter is on")
     names = kernel.arg_names
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, _type_of(name)) for name in names
-    }
+    signature = {name: "constexpr" if name in constants else types.get(name, type_of(name)) for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     assert len(compiled.asm["cubin"]) > 0

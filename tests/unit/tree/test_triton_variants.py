@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
 import sglang_ddtree  # noqa: E402
+from unit.tree.test_triton_compiles import CASES, type_of  # noqa: E402
 
 # Launched inside captured graphs alone, whose arguments do not change.
 CAPTURED = {"_attention_kernel", "_conv_kernel", "_delta_kernel"}
@@ -75,3 +80,81 @@ def test_numbers_and_addresses_that_change_make_no_variant(name: str) -> None:
             assert free or parameter.name in WHOLE_TENSORS, parameter.name
         else:
             assert parameter.do_not_specialize or parameter.name in CONSTANT, parameter.name
+
+
+class _Driver:
+    """Of a Hopper GPU that is not there, as far as compiling goes."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+class _Tensor:
+    def __init__(self, dtype: torch.dtype, address: int) -> None:
+        self.dtype, self.address = dtype, address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def ptr_range(self) -> int:
+        return 0
+
+
+DTYPES = {
+    "*i64": torch.int64,
+    "*i32": torch.int32,
+    "*u8": torch.uint8,
+    "*fp32": torch.float32,
+    "*bf16": torch.bfloat16,
+    "*fp16": torch.float16,
+}
+
+
+@pytest.fixture
+def no_gpu() -> Iterator[None]:
+    active = driver._active
+    driver.set_active(_Driver())
+    yield
+    driver._active = active
+
+
+def _variants(kernel: Any, constants: dict[str, int], warps: int, types: dict[str, str]) -> int:
+    """How many Triton compiles for arguments that differ in their addresses and numbers."""
+    found = set()
+    for address, number in ((0, 16), (8, 16), (8, 17), (0, 1)):
+        arguments = []
+        for parameter in kernel.params:
+            name = parameter.name
+            if parameter.is_constexpr:
+                continue
+            kind = types.get(name, type_of(name))
+            if kind in DTYPES:
+                arguments.append(_Tensor(DTYPES[kind], 0 if name in WHOLE_TENSORS else address))
+            else:
+                arguments.append(64 if name in CONSTANT else number)
+        compiled = kernel.warmup(*arguments, grid=(1,), num_warps=warps, **constants)
+        found.add(id(compiled))
+    return len(found)
+
+
+ONE_EACH = {case[0].__name__: case for case in reversed(CASES) if isinstance(case[0], triton.JITFunction)}
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("name", sorted(ONE_EACH))
+def test_triton_compiles_a_step_kernel_once(name: str) -> None:
+    assert _variants(*ONE_EACH[name]) == 1
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_plain_kernel_is_compiled_again_and_again() -> None:
+    kernel, *rest = ONE_EACH["_accept_kernel"]
+    assert _variants(triton.jit(kernel.fn), *rest) > 2
