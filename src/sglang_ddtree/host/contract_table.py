@@ -388,7 +388,8 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.model_executor.runner.base_cuda_graph_runner",
-        "step.widths",
+        "host.seams, step.widths",
+        "freeze_gc(enable_cudagraph_gc)",
         "get_batch_sizes_to_capture(model_runner, captured_req_width, *, gathered_buffer_required)",
     ),
     *_names(

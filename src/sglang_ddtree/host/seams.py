@@ -94,6 +94,14 @@ def capture_decode_graph(original: Callable[..., Any], *, model_runner: Any) -> 
     return capture_own_width(original, model_runner)
 
 
+def freeze_garbage(original: Callable[[bool], Any], enable_cudagraph_gc: bool) -> Any:
+    if not serves_ddtree():
+        return original(enable_cudagraph_gc)
+    from ..step.widths import freeze_once
+
+    return freeze_once(original, enable_cudagraph_gc)
+
+
 def logits_rows(original: Callable[..., int], runner: Any) -> int:
     if not serves_ddtree():
         return original(runner)
@@ -144,6 +152,12 @@ def install() -> None:
         "around",
         "a wide verify is captured for the batch sizes that can use it alone",
         capture_decode_graph,
+    )
+    declare(
+        "sglang.srt.model_executor.runner.base_cuda_graph_runner.freeze_gc",
+        "around",
+        "every captured width would walk the heap twice, which takes as long as some of its captures",
+        freeze_garbage,
     )
     declare(
         "sglang.srt.model_executor.model_runner.ModelRunner.max_decode_logits_rows",

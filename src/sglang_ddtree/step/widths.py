@@ -6,13 +6,13 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
+from sglang.srt.model_executor.runner.base_cuda_graph_runner import freeze_gc, get_batch_sizes_to_capture
 from sglang.srt.runtime_context import get_exec, get_spec
 
 from ..tree.accept import WidthTally
@@ -96,6 +96,26 @@ def largest_logits(original: Callable[..., int], runner: ModelRunner) -> int:
     return max(width * max(captures.sizes_of(width, sizes)) for width in captures.plan.widths)
 
 
+_garbage_is_frozen = False
+
+
+def freeze_once(original: Callable[[bool], Any], enable_cudagraph_gc: bool) -> AbstractContextManager[Any]:
+    """Around SGLang's freeze of the garbage collector's heap while it captures: within ours it is frozen already."""
+    return nullcontext() if _garbage_is_frozen else original(enable_cudagraph_gc)
+
+
+@contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """One freeze for several captures."""
+    global _garbage_is_frozen
+    with freeze_gc(get_exec().graph.enable_cudagraph_gc):
+        _garbage_is_frozen = True
+        try:
+            yield
+        finally:
+            _garbage_is_frozen = False
+
+
 @dataclass(frozen=True)
 class _Forward:
     """What the target runs at one width: its attention backend and its captured graphs, if there are any."""
@@ -136,7 +156,10 @@ class VerifyWidths:
         prior = {(size, width): 1.0 for size in sizes for width in self.plan.widths}
         if own.graphs is not None:
             start, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
-            self.forwards = {width: self._capture_one(width) for width in self.plan.widths if width < widest}
+            with _frozen_garbage():
+                self.forwards = {
+                    width: self._capture_one(width) for width in self.plan.widths if width < widest
+                }
             logger.info(
                 "DDTREE captured the verify widths %s besides %d: %.1f s, %.2f GB.",
                 ", ".join(map(str, self.forwards)),

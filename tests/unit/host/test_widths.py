@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -220,3 +221,42 @@ def test_every_capture_of_a_target_goes_through_the_hook() -> None:
         if isinstance(call, ast.Call) and "get_graph_runner_cls" in ast.unparse(call.func)
     }
     assert builders == {name}
+
+
+def test_captures_of_several_widths_freeze_the_heap_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the name that SGLang's capture calls, with the hook in place."""
+    from sglang.srt.model_executor.runner import decode_cuda_graph_runner
+
+    from sglang_ddtree.host import seams
+    from sglang_ddtree.step import widths
+
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda *_: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: calls.append("unfreeze"))
+    graph = SimpleNamespace(enable_cudagraph_gc=False)
+    monkeypatch.setattr(widths, "get_exec", lambda: SimpleNamespace(graph=graph))
+    monkeypatch.setattr(seams, "serves_ddtree", lambda: True)
+
+    def capture() -> None:
+        with decode_cuda_graph_runner.freeze_gc(False):
+            calls.append("capture")
+
+    alone = ["collect", "freeze", "capture", "unfreeze", "collect"]
+    capture()
+    assert calls == alone
+    calls.clear()
+    with widths._frozen_garbage():
+        capture()
+        capture()
+    assert calls == ["collect", "freeze", "capture", "capture", "unfreeze", "collect"]
+    with pytest.raises(RuntimeError), widths._frozen_garbage():
+        raise RuntimeError
+    calls.clear()
+    capture()
+    assert calls == alone
+    monkeypatch.setattr(seams, "serves_ddtree", lambda: False)
+    calls.clear()
+    with widths._frozen_garbage():
+        capture()
+    assert calls == [*alone[:2], *alone, *alone[3:]], "another algorithm's captures are as they were"

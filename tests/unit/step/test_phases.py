@@ -23,6 +23,9 @@ class Device:
     def mark(self) -> DeviceMark:
         return DeviceMark(self)
 
+    def host_clock(self) -> float:
+        return self.now / 1000
+
 
 class DeviceMark:
     def __init__(self, device: Device) -> None:
@@ -53,7 +56,7 @@ def step(clock: PhaseClock, device: Device, milliseconds: list[float]) -> None:
 
 def test_the_phases_of_every_nth_step_are_added_up() -> None:
     draw, device = random.Random(2), Device()
-    clock = PhaseClock(device.mark, every=8)
+    clock = PhaseClock(device.mark, every=8, host_clock=device.host_clock)
     taken = [[draw.uniform(1, 9) for _ in PHASES] for _ in range(81)]
     for one in taken:
         step(clock, device, one)
@@ -67,7 +70,7 @@ def test_the_phases_of_every_nth_step_are_added_up() -> None:
 
 def test_other_steps_record_nothing() -> None:
     device = Device()
-    clock = PhaseClock(device.mark, every=8)
+    clock = PhaseClock(device.mark, every=8, host_clock=device.host_clock)
     for _ in range(7):
         step(clock, device, [1.0] * len(PHASES))
     assert device.recorded == 0
@@ -77,7 +80,7 @@ def test_other_steps_record_nothing() -> None:
 
 def test_a_device_far_behind_is_not_waited_for() -> None:
     device = Device()
-    clock = PhaseClock(device.mark, every=2)
+    clock = PhaseClock(device.mark, every=2, host_clock=device.host_clock)
     step(clock, device, [9.0] * len(PHASES))
     device.reached = False
     for _ in range(9):
@@ -91,7 +94,7 @@ def test_a_device_far_behind_is_not_waited_for() -> None:
 
 def test_a_step_that_failed_on_its_way_is_not_counted() -> None:
     device = Device()
-    clock = PhaseClock(device.mark, every=2)
+    clock = PhaseClock(device.mark, every=2, host_clock=device.host_clock)
     step(clock, device, [1.0] * len(PHASES))
     clock.begin()
     clock.done("window")
@@ -100,9 +103,23 @@ def test_a_step_that_failed_on_its_way_is_not_counted() -> None:
     assert (clock.steps, set(clock.seconds.values())) == (1, {0.003})
 
 
+def test_a_step_that_took_longer_than_the_host_saw_pass_is_not_counted() -> None:
+    device = Device()
+    passed = [0.0]
+    clock = PhaseClock(device.mark, every=2, host_clock=lambda: passed[0])
+    for milliseconds, seconds in ((2.0, 1.0), (4742.0, 0.9), (3.0, 1.0)):
+        for taken in (1.0, milliseconds):
+            step(clock, device, [1.0, 1.0, 1.0, 1.0, taken, 1.0])
+        passed[0] += seconds
+    clock.begin()
+    assert clock.steps == 2
+    assert clock.seconds["accept"] == pytest.approx(0.005)
+    assert clock.seconds["verify"] == pytest.approx(0.002)
+
+
 def test_no_clock_runs_where_nobody_reads_it() -> None:
     device = Device()
-    clock = PhaseClock(device.mark, every=0)
+    clock = PhaseClock(device.mark, every=0, host_clock=device.host_clock)
     for _ in range(200):
         step(clock, device, [1.0] * len(PHASES))
     assert (device.recorded, clock.steps, set(clock.seconds.values())) == (0, 0, {0.0})
