@@ -38,7 +38,7 @@ class _Graph:
         prior: milliseconds told at construction.
         shares: its times in units of what its captured size's level was then; of the current graph none are added.
         share: their median.
-        doubt: standard error of `share`, as a fraction of it.
+        doubt: standard error of `share` against that of the current graph, as a fraction.
         seen: how many times counted towards its being measured.
         last_seen: the size's clock at the last one.
     """
@@ -56,6 +56,12 @@ class _Graph:
     def forget(self) -> None:
         self.shares.clear()
         self.seen, self.doubt = 0, 0.0
+
+    def compare_with(self, current: _Graph) -> None:
+        """Another graph is the current one from now on: what it is wrong by, this one is."""
+        self.doubt = math.hypot(self.doubt, current.doubt)
+        # Old shares, which are wrong by something else, must not outvote those to come.
+        self.shares = deque([self.share], maxlen=TRIED_SAMPLES)
 
     def add(self, share: float) -> None:
         self.shares.append(share)
@@ -76,9 +82,10 @@ class _Size:
         current: the graph that steps have been running; its share stands still, its times make the level.
     """
 
-    __slots__ = ("_level", "clock", "current", "levels", "other", "run")
+    __slots__ = ("_level", "clock", "current", "graphs", "levels", "other", "run")
 
-    def __init__(self) -> None:
+    def __init__(self, graphs: Sequence[_Graph]) -> None:
+        self.graphs = graphs
         self.clock = 0
         self.current: _Graph | None = None
         self._level: float | None = 1.0
@@ -107,6 +114,10 @@ class _Size:
         graph.add(ms / self.level)
         if len(self.run) == STAY:
             self.current, self.other = graph, None
+            for one in self.graphs:
+                if one is not graph:
+                    one.compare_with(graph)
+            graph.doubt = 0.0
             self.levels.clear()
             self.levels.extend(one / graph.share for one in self.run)
             self._level = None
@@ -125,7 +136,7 @@ class _Size:
 class _Row:
     """The graphs that batches between two captured sizes run, by ascending width."""
 
-    __slots__ = ("estimates", "graphs", "is_old", "measured", "sizes", "widths")
+    __slots__ = ("as_measured", "estimates", "graphs", "is_old", "measured", "sizes", "widths")
 
     def __init__(self, widths: list[int], sizes: list[int], graphs: list[_Graph]) -> None:
         self.widths = tuple(widths)
@@ -133,6 +144,8 @@ class _Row:
         self.graphs = tuple(graphs)
         self.measured = [False] * len(graphs)
         self.estimates = [graph.prior for graph in graphs]
+        # Where it is measured, what the times say before any doubt.
+        self.as_measured = list(self.estimates)
         # Times came since `measured` and `estimates` were reckoned.
         self.is_old = False
 
@@ -163,7 +176,10 @@ class CostTable:
             _require_time(ms, f"the prior of batch size {size}, width {width}")
             self._graphs[size, width] = _Graph(ms)
         self._sizes = sorted({size for size, _ in self._graphs})
-        self._paces = {size: _Size() for size in self._sizes}
+        self._paces = {
+            size: _Size([graph for (own, _), graph in self._graphs.items() if own == size])
+            for size in self._sizes
+        }
         self._rows = {size: self._make_row(size) for size in self._sizes}
         self._rows_of = {
             size: [row for row in self._rows.values() if size in row.sizes] for size in self._sizes
@@ -249,9 +265,10 @@ class CostTable:
             fresh = pace.clock - graph.last_seen <= STALE_AFTER
             row.measured[at] = fresh and graph.seen >= ENOUGH_SAMPLES
             if row.measured[at]:
+                row.as_measured[at] = pace.milliseconds(graph)
                 row.estimates[at] = floor = self._plausible(pace, graph)
             else:
-                row.estimates[at] = max(floor, graph.prior)
+                row.as_measured[at] = row.estimates[at] = max(floor, graph.prior)
 
     def _plausible(self, pace: _Size, graph: _Graph) -> float:
         """Its measured milliseconds, moved by no more than their doubt to where the priors expect them.
@@ -291,6 +308,15 @@ class CostTable:
         """
         row, at = self._place(batch_size, width)
         return row.estimates[at]
+
+    def pessimistic(self, batch_size: int, width: int) -> float:
+        """Milliseconds that a step might well take: `estimate`, or the median of its times if that is more.
+
+        Raises:
+            ValueError: a batch below 1, a width without a captured graph for it.
+        """
+        row, at = self._place(batch_size, width)
+        return max(row.estimates[at], row.as_measured[at])
 
     def optimistic(self, batch_size: int, width: int) -> float:
         """Milliseconds that a step might take: `estimate`, but with less trust in it.

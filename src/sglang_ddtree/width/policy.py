@@ -206,12 +206,11 @@ class WidthPolicy:
     def _judge_trial(self, size: int, bucket: _Bucket, trial: int) -> None:
         bucket.trial = None
         current = bucket.width
-        estimate, expected = self.costs.estimate, self.gains.expected
+        expected = self.gains.expected
+        taken = self.costs.pessimistic(size, trial) / self.costs.estimate(size, current)
         # In steps at the current width: the tokens that its rate would have emitted in the trial's time, less those
         # that the trial emitted.
-        lost = self._trial_steps * (
-            estimate(size, trial) / estimate(size, current) - expected(trial) / expected(current)
-        )
+        lost = self._trial_steps * (taken - expected(trial) / expected(current))
         paid_off = math.ceil(lost * (len(self.widths) - 1) / MAX_TRIAL_LOSS)
         bucket.next_trials[trial] = bucket.steps + max(self._trial_interval, paid_off)
         # Eight steps of a small batch say little about the gain. If they mislead, the steps that follow correct

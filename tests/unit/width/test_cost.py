@@ -132,6 +132,22 @@ def test_many_trials_leave_less_doubt_than_one() -> None:
     assert 5.0 <= least[0] < least[1] < costs.estimate(1, 16)
 
 
+def test_what_the_new_current_width_is_wrong_by_is_doubt_about_the_others() -> None:
+    costs = _three()
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    assert costs.optimistic(1, 8) == costs.estimate(1, 8) == 5.0
+    # Sixteen steps on end that scatter by a tenth: it may be wrong by some hundredths, and 8 is known against it.
+    for step in range(STAY):
+        costs.observe(1, 16, 6.0 * (0.9, 1.0, 1.1, 1.0)[step % 4])
+    assert costs.estimate(1, 16) == pytest.approx(6.0)
+    assert costs.optimistic(1, 16) == costs.estimate(1, 16), "the measure of the others"
+    assert costs.estimate(1, 8) == pytest.approx(5.0)
+    assert 4.0 < costs.optimistic(1, 8) < 4.9
+    # A trial that agrees with itself settles it.
+    _observe(costs, 1, 8, 4.5, 8)
+    assert costs.estimate(1, 8) == costs.optimistic(1, 8) == pytest.approx(4.5)
+
+
 def test_an_unmeasured_width_costs_no_less_than_a_measured_narrower_one() -> None:
     costs = CostTable((8, 16, 32), {(1, 8): 1.0, (1, 16): 1.5, (1, 32): 6.0})
     _observe(costs, 1, 8, 4.0)
