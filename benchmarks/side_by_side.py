@@ -63,12 +63,17 @@ def run_arms(
         time.sleep(stagger)
     results: dict[str, Any] = {}
     try:
+        waiting = {}
         for name, process in processes.items():
             is_ready = _wait_for(process, "READY") is not None
             print(name, "ready" if is_ready else "failed to start", flush=True)
-            _signal(process, signal.SIGSTOP)
+            if is_ready:
+                _signal(process, signal.SIGSTOP)
+                waiting[name] = process
+            else:
+                results[name] = {"error": "did not start; see its log"}
         with _turn():
-            _measure(processes, out, shown, results)
+            _measure(waiting, out, shown, results)
     except KeyboardInterrupt:
         print("stopped early", flush=True)
     finally:
@@ -99,24 +104,14 @@ def _turn() -> Iterator[None]:
 
 
 def _measure(
-    processes: dict[str, subprocess.Popen[str]],
+    waiting: dict[str, subprocess.Popen[str]],
     out: Path,
     shown: Callable[[dict[str, Any]], dict[str, Any]],
     results: dict[str, Any],
 ) -> None:
-    waiting = dict(processes)
-    for name, process in processes.items():
-        if process.poll() is not None:
-            results[name] = {"error": "did not start; see its log"}
-            del waiting[name]
     while waiting:
         for name, process in list(waiting.items()):
-            assert process.stdin is not None
-            _signal(process, signal.SIGCONT)
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            line = _wait_for(process, "READY", "RESULT")
-            start, text = line or ("", "")
+            start, text = _let_run(process) or ("", "")
             if text or start != "READY":
                 results[name] = json.loads(text) if text else {"error": "stopped; see its log"}
                 out.write_text(json.dumps(results, indent=1) + "\n")
@@ -126,6 +121,18 @@ def _measure(
             del waiting[name]
             print(name, json.dumps(shown(results[name])), flush=True)
             process.wait()
+
+
+def _let_run(process: subprocess.Popen[str]) -> tuple[str, str] | None:
+    """One turn, up to the arm's next READY or RESULT; None where it ended without."""
+    assert process.stdin is not None
+    _signal(process, signal.SIGCONT)
+    try:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return None
+    return _wait_for(process, "READY", "RESULT")
 
 
 def _wait_for(process: subprocess.Popen[str], *starts: str) -> tuple[str, str] | None:

@@ -208,7 +208,8 @@ def test_two_hundred_requests_with_aborts_and_too_little_memory(
                 info = answer["meta_info"]
                 prefills = info["completion_tokens"] - sum(info["ddtree_accept_lengths"])
                 assert prefills == 1 + info["num_retractions"]
-        assert any(answer["meta_info"]["num_retractions"] for answer in answers)
+        # One that was aborted while it waited has none.
+        assert any(answer["meta_info"].get("num_retractions") for answer in answers)
         assert any(answers[number]["meta_info"]["finish_reason"]["type"] == "abort" for number in aborted)
         assert RETRACTED in server.log()
         server.flush_cache()
