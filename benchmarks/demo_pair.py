@@ -89,7 +89,12 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
     startup = time.perf_counter() - start
     side_by_side.wait_for_turn()
     most = int(options["max_running_requests"])
-    cells = [(0.0, batch) for batch in arguments.batch] + [(1.0, batch) for batch in arguments.batch_sampled]
+    cells = [
+        (temperature, batch)
+        for temperature, batches in ((0.0, arguments.batch), (1.0, arguments.batch_sampled))
+        for batch in batches
+        if batch <= most
+    ]
     found: dict[str, dict[str, list[float]]] = {"0.0": {}, "1.0": {}}
     result: dict[str, Any] = {
         "startup_s": round(startup, 1),
@@ -100,7 +105,6 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
         profile(engine, prompts[0], arguments.profile / name.replace(",", "").replace(" ", "-"))
     if arguments.texts:
         result["texts"] = texts(engine, prompts[: arguments.texts], ranked=name == "AR")
-    cells = [(temperature, batch) for temperature, batch in cells if batch <= most]
     for temperature, batch in cells:
         rate(engine, prompts, batch, temperature)  # with its prompts in the prefix cache from here on
     for _ in range(arguments.rounds):

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sglang_ddtree.bench.arguments import server_words
 from sglang_ddtree.bench.arms import parse_arm
 from sglang_ddtree.bench.server import Servers
 
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--server-arg", action="append", default=[], help="words of every server's command")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    words = [word for text in arguments.server_arg for word in text.split()]
+    words = server_words(arguments)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {
         name: {"empty": [], "filled": []} for name in arguments.arm
     }

@@ -4,9 +4,8 @@
 
 Against the torch twin in float32, against SGLang's extend kernel, replayed from a CUDA graph with contexts of other
 lengths, and the same bits on every run. Then microseconds of one layer beside SGLang's extend kernel, which is what
-DFLASH runs on the triton backend. `--tilings` times other tile sizes too, `--flashinfer` its masked paged kernel, which
-it builds at its first use. Prints one JSON object as its last line; exit
-code 1 when a check failed.
+DFLASH runs on the triton backend. `--tilings` times other tile sizes too, `--flashinfer` flashinfer's masked paged
+kernel, which is built at its first use. Prints one JSON object as its last line; exit code 1 when a check failed.
 """
 
 from __future__ import annotations

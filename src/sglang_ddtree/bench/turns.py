@@ -24,14 +24,13 @@ def measure_in_turns(
     servers: Servers,
     progress: Progress,
     save: Callable[[Sequence[ArmResult]], object],
-    stagger: float = STAGGER,
 ) -> list[ArmResult]:
     """Measure the arms as `flow.measure` does, in turns; a server that waits for its turn is paused."""
     results = [ArmResult(arm) for arm in plan.arms]
     turns = _Turns(progress, len(plan.cells) * plan.runs * len(prompts))
     with ExitStack() as stack:
         arms: list[Measured] = []
-        for result, server in _start_all(results, servers, stack, turns, stagger):
+        for result, server in _start_all(results, servers, stack, turns):
             arm = Measured(plan, prompts, server, progress, result)
             with turns.turn(arm):
                 arm.admit(arms[0].result if arms else None)
@@ -52,18 +51,17 @@ def measure_in_turns(
             save(results)
         for arm in arms:
             arm.finish()
-    save(results)
     return results
 
 
 def _start_all(
-    results: Sequence[ArmResult], servers: Servers, stack: ExitStack, turns: _Turns, stagger: float
+    results: Sequence[ArmResult], servers: Servers, stack: ExitStack, turns: _Turns
 ) -> list[tuple[ArmResult, Server]]:
     """The servers that came up, each paused; `stack` ends them."""
     waits = []
     for number, result in enumerate(results, 1):
         if number > 1:
-            time.sleep(stagger)
+            time.sleep(STAGGER)
         turns.progress.say(f"{result.arm.name} ({number} of {len(results)}): starting its server")
         waits.append(stack.enter_context(servers.launch(result.arm)))
     found = []
@@ -89,26 +87,21 @@ class _Turns:
     @contextmanager
     def turn(self, arm: Measured) -> Iterator[None]:
         """The arm's server runs within. What fails there is the arm's failure; no error leaves."""
-        before = self.progress.done
+        name, before, reason = arm.result.arm.name, self.progress.done, None
         arm.server.resume()
         try:
             yield
         except ArmFailed as error:
-            self._count(arm, before)
-            self.fail(arm.result, str(error))
+            reason = str(error)
         except RequestFailed as error:
-            self._count(arm, before)
-            self.fail(arm.result, arm.server.explain(error))
-        else:
-            self._count(arm, before)
+            reason = arm.server.explain(error)
         finally:
             arm.server.pause()
+        self._done[name] = self._done.get(name, 0) + self.progress.done - before
+        if reason is not None:
+            self.fail(arm.result, reason)
 
     def fail(self, result: ArmResult, reason: str) -> None:
         result.failure = reason
         self.progress.leave_out(self._per_arm - self._done.get(result.arm.name, 0))
         self.progress.say(f"{result.arm.name}: not measured: {reason}")
-
-    def _count(self, arm: Measured, before: int) -> None:
-        name = arm.result.arm.name
-        self._done[name] = self._done.get(name, 0) + self.progress.done - before

@@ -136,7 +136,7 @@ class _Size:
 class _Row:
     """The graphs that batches between two captured sizes run, by ascending width."""
 
-    __slots__ = ("as_measured", "estimates", "graphs", "is_old", "measured", "sizes", "widths")
+    __slots__ = ("estimates", "graphs", "is_old", "measured", "sizes", "widths")
 
     def __init__(self, widths: list[int], sizes: list[int], graphs: list[_Graph]) -> None:
         self.widths = tuple(widths)
@@ -144,8 +144,6 @@ class _Row:
         self.graphs = tuple(graphs)
         self.measured = [False] * len(graphs)
         self.estimates = [graph.prior for graph in graphs]
-        # Where it is measured, what the times say before any doubt.
-        self.as_measured = list(self.estimates)
         # Times came since `measured` and `estimates` were reckoned.
         self.is_old = False
 
@@ -265,10 +263,9 @@ class CostTable:
             fresh = pace.clock - graph.last_seen <= STALE_AFTER
             row.measured[at] = fresh and graph.seen >= ENOUGH_SAMPLES
             if row.measured[at]:
-                row.as_measured[at] = pace.milliseconds(graph)
                 row.estimates[at] = floor = self._plausible(pace, graph)
             else:
-                row.as_measured[at] = row.estimates[at] = max(floor, graph.prior)
+                row.estimates[at] = max(floor, graph.prior)
 
     def _plausible(self, pace: _Size, graph: _Graph) -> float:
         """Its measured milliseconds, moved by no more than their doubt to where the priors expect them.
@@ -316,7 +313,10 @@ class CostTable:
             ValueError: a batch below 1, a width without a captured graph for it.
         """
         row, at = self._place(batch_size, width)
-        return max(row.estimates[at], row.as_measured[at])
+        estimate = row.estimates[at]
+        if not row.measured[at]:
+            return estimate
+        return max(estimate, self._paces[row.sizes[at]].milliseconds(row.graphs[at]))
 
     def optimistic(self, batch_size: int, width: int) -> float:
         """Milliseconds that a step might take: `estimate`, but with less trust in it.

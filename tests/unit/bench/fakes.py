@@ -176,13 +176,6 @@ class FakeServers:
 
     @contextmanager
     def start(self, arm: Arm) -> Iterator[FakeServer]:
-        self.started.append(arm.name)
-        server = self.servers[arm.name]
-        if isinstance(server, str):
-            raise ArmFailed(server)
         assert self.running == 0, "two servers at the same time"
-        self.running += 1
-        try:
-            yield server
-        finally:
-            self.running -= 1
+        with self.launch(arm) as wait:
+            yield wait()
