@@ -12,9 +12,12 @@ from .widths import checked_widths, index_of
 
 SAMPLES = 31
 """Times of the current graph whose median is what its steps take now. With 9 a hiccup moved it."""
-TRIED_SAMPLES = 127
-"""Times that are kept of another graph, from many trials: where steps spread by 20 %, the median of one trial errs by
-9 % and that of sixteen by 2 %."""
+BEFORE = 16
+"""Times of the current graph before a trial..."""
+AFTER = 6
+"""...and after it that the trial's are compared with."""
+TRIALS = 16
+"""Trials of a graph that are remembered."""
 ENOUGH_SAMPLES = 5
 """Times from which on a graph counts as measured. A trial of 8 steps gives them, the late ones left out."""
 STAY = 16
@@ -22,13 +25,22 @@ STAY = 16
 STALE_AFTER = 2048
 """Times seen at a captured batch size after which one of its graphs that gave none of them is unmeasured again:
 contexts grow and clocks change, and a measurement that a hiccup spoilt must not last."""
-TOGETHER = 4.0
-"""Times of a trial that count as one where the error of their median is estimated."""
 GROWTH = 2.0
-"""How much more than their priors two widths' times are expected to differ: on an H200 64 tokens took 2.5 times as many
+"""How much more than their priors two widths' times may well differ: on an H200 64 tokens took 2.5 times as many
 milliseconds more than 16 at a context of 8,000 as at 256 with 4 requests, 2 times with one."""
+SPREAD = 0.02
+"""By how much of a step two widths may well differ, whatever their priors say."""
 DOUBT = 2.0
 """Standard errors by which a measured time may be wrong before a trial is not worth while any more."""
+LEVEL_DOUBT = 0.1
+"""Standard error of a trial after which no step was seen at the width that it left."""
+
+
+def _center(values: Sequence[float]) -> tuple[float, float]:
+    """Median, and its standard error as a fraction: that of a median of normal values."""
+    middle = median(values)
+    spread = 1.4826 * median(abs(one - middle) for one in values)
+    return middle, 1.2533 * spread / math.sqrt(len(values)) / middle
 
 
 class _Graph:
@@ -36,39 +48,39 @@ class _Graph:
 
     Attributes:
         prior: milliseconds told at construction.
-        shares: its times in units of what its captured size's level was then; of the current graph none are added.
-        share: their median.
+        trials: its time in units of what its captured size's level was then, and that value's standard error, by trial.
+        share: their median; it stands still while the graph is the current one.
         doubt: standard error of `share` against that of the current graph, as a fraction.
         seen: how many times counted towards its being measured.
         last_seen: the size's clock at the last one.
     """
 
-    __slots__ = ("doubt", "last_seen", "prior", "seen", "share", "shares")
+    __slots__ = ("doubt", "last_seen", "prior", "seen", "share", "trials")
 
     def __init__(self, prior: float) -> None:
         self.prior = prior
-        self.shares: deque[float] = deque(maxlen=TRIED_SAMPLES)
+        self.trials: deque[tuple[float, float]] = deque(maxlen=TRIALS)
         self.share = prior
         self.doubt = 0.0
         self.seen = 0
         self.last_seen = 0
 
     def forget(self) -> None:
-        self.shares.clear()
+        self.trials.clear()
         self.seen, self.doubt = 0, 0.0
 
     def compare_with(self, current: _Graph) -> None:
         """Another graph is the current one from now on: what it is wrong by, this one is."""
         self.doubt = math.hypot(self.doubt, current.doubt)
         # Old shares, which are wrong by something else, must not outvote those to come.
-        self.shares = deque([self.share], maxlen=TRIED_SAMPLES)
+        if self.seen:
+            self.trials = deque([(self.share, self.doubt)], maxlen=TRIALS)
 
-    def add(self, share: float) -> None:
-        self.shares.append(share)
-        self.share = median(self.shares)
-        spread = 1.4826 * median(abs(one - self.share) for one in self.shares)
-        # Of a median of normal values; those of one trial have their level's error in common.
-        self.doubt = 1.2533 * spread / math.sqrt(max(1.0, len(self.shares) / TOGETHER)) / self.share
+    def add(self, share: float, doubt: float) -> None:
+        """One more trial's. Its own doubt may be too small, so the trials' spread counts as well."""
+        self.trials.append((share, doubt))
+        self.share, spread = _center([share for share, _ in self.trials])
+        self.doubt = max(spread, math.hypot(*(one for _, one in self.trials)) / len(self.trials))
 
 
 class _Size:
@@ -80,47 +92,88 @@ class _Size:
     Attributes:
         clock: times seen.
         current: the graph that steps have been running; its share stands still, its times make the level.
+        is_told: the priors tell the widths apart; in eager mode they do not.
     """
 
-    __slots__ = ("_level", "clock", "current", "graphs", "levels", "other", "run")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_level",
+        "_other",
+        "_run",
+        "clock",
+        "current",
+        "graphs",
+        "is_told",
+        "levels",
+    )
 
     def __init__(self, graphs: Sequence[_Graph]) -> None:
         self.graphs = graphs
+        self.is_told = len({graph.prior for graph in graphs}) > 1
         self.clock = 0
         self.current: _Graph | None = None
         self._level: float | None = 1.0
         self.levels: deque[float] = deque(maxlen=SAMPLES)
-        # Another graph's times on end, so far.
-        self.other: _Graph | None = None
-        self.run: deque[float] = deque(maxlen=SAMPLES)
+        # Another graph's times on end, so far, and the levels around them.
+        self._other: _Graph | None = None
+        self._before: list[float] = []
+        self._run: list[float] = []
+        self._after: list[float] = []
 
     def observe(self, graph: _Graph, ms: float) -> None:
         self.clock += 1
         if self.clock - graph.last_seen > STALE_AFTER:
             graph.forget()
         graph.last_seen = self.clock
-        graph.seen += 1
         if self.current is None:
             self.current = graph
         if graph is self.current:
-            self.other = None
+            graph.seen += 1
             self.levels.append(ms / graph.share)
             self._level = None
+            if self._other is not None:
+                self._after.append(self.levels[-1])
+                if len(self._after) == AFTER:
+                    self._end_trial()
             return
-        if graph is not self.other:
-            self.other = graph
-            self.run.clear()
-        self.run.append(ms)
-        graph.add(ms / self.level)
-        if len(self.run) == STAY:
-            self.current, self.other = graph, None
-            for one in self.graphs:
-                if one is not graph:
-                    one.compare_with(graph)
-            graph.doubt = 0.0
-            self.levels.clear()
-            self.levels.extend(one / graph.share for one in self.run)
-            self._level = None
+        if graph is not self._other or self._after:
+            self._end_trial()
+            self._other = graph
+            self._before = list(self.levels)[-BEFORE:]
+        self._run.append(ms)
+        if len(self._run) == STAY:
+            self._stay(graph)
+
+    def _end_trial(self) -> None:
+        """Hold the other graph's times against the levels around them, which a change of pace moves apart."""
+        graph, run = self._other, self._run
+        if graph is not None and len(run) >= ENOUGH_SAMPLES:
+            before, before_doubt = _center(self._before)
+            after, after_doubt = _center(self._after) if self._after else (before, LEVEL_DOUBT)
+            level = (before + after) / 2
+            middle, doubt = _center(run)
+            moved = abs(after - before) / (2 * level)
+            graph.add(middle / level, math.hypot(doubt, before_doubt / 2, after_doubt / 2, moved))
+            graph.seen += len(run)
+        self._other = None
+        self._run, self._after = [], []
+
+    def _stay(self, graph: _Graph) -> None:
+        """The other graph is the current one."""
+        run = self._run
+        if not graph.trials:
+            self._end_trial()
+        self.current, self._other = graph, None
+        graph.seen = max(graph.seen, len(run))
+        for one in self.graphs:
+            if one is not graph:
+                one.compare_with(graph)
+        graph.doubt = 0.0
+        self.levels.clear()
+        self.levels.extend(one / graph.share for one in run)
+        self._level = None
+        self._run, self._after = [], []
 
     @property
     def level(self) -> float:
@@ -131,6 +184,20 @@ class _Size:
 
     def milliseconds(self, graph: _Graph) -> float:
         return graph.share * self.level
+
+    def doubt(self, graph: _Graph) -> float:
+        """Standard error of a measured graph's time, as a fraction, and no less than what is impossible about it.
+
+        The graph that takes more never makes the shorter step.
+        """
+        current = self.current
+        if current is None or graph is current:
+            return 0.0
+        if not self.is_told:
+            return graph.doubt
+        found, now = self.milliseconds(graph), self.milliseconds(current)
+        beyond = now - found if graph.prior >= current.prior else found - now
+        return math.hypot(graph.doubt, max(0.0, beyond / found - SPREAD))
 
 
 class _Row:
@@ -268,20 +335,24 @@ class CostTable:
                 row.estimates[at] = max(floor, graph.prior)
 
     def _plausible(self, pace: _Size, graph: _Graph) -> float:
-        """Its measured milliseconds, moved by no more than their doubt to where the priors expect them.
+        """Its measured milliseconds, moved towards what the priors expect as far as they are in doubt.
 
         Steps of two widths differ by their graphs alone: by what the priors differ, less where the host bounds the
-        step, more where contexts are long.
+        step, more where contexts are long. Measured and expected value count by their variances, and a measurement
+        moves by no more than `DOUBT` errors.
         """
         measured = pace.milliseconds(graph)
         current = pace.current
-        if current is None or graph is current:
+        if current is None or graph is current or not pace.is_told:
             return measured
         now = pace.milliseconds(current)
-        most = now + GROWTH * (graph.prior - current.prior)
-        expected = min(max(measured, min(now, most)), max(now, most))
-        slack = 1 + DOUBT * graph.doubt
-        return max(measured / slack, min(measured * slack, expected))
+        differ = graph.prior - current.prior
+        # What the graphs do not explain of a step is mostly the host's.
+        expected = now + differ * min(1.0, current.prior / now)
+        error = measured * pace.doubt(graph)
+        prior_error = max(SPREAD * now, GROWTH * abs(differ) / 2)
+        moved = (expected - measured) * error**2 / (error**2 + prior_error**2)
+        return measured + max(-DOUBT * error, min(DOUBT * error, moved))
 
     def is_measured(self, batch_size: int, width: int) -> bool:
         """Whether `estimate` is a measurement: enough times, the last of them not long ago.
@@ -296,7 +367,8 @@ class CostTable:
         """Milliseconds that a step is expected to take.
 
         Where the width is measured, the median of its times: of the last `SAMPLES` ones if steps are running it, of
-        its trials in proportion to the steps around them if not. Otherwise an optimistic bound: the prior, but not
+        its trials in proportion to the steps around them if not, moved towards the priors as far as those are in
+        doubt. Otherwise an optimistic bound: the prior, but not
         less than what the widest narrower measured width takes, since a step bound by the host's work costs the same
         at every width.
 
@@ -322,8 +394,9 @@ class CostTable:
         """Milliseconds that a step might take: `estimate`, but with less trust in it.
 
         A measured width may be as fast as `DOUBT` standard errors allow, though not faster than the one that steps
-        are running, if that is narrower. Where the measured width next to an unmeasured one (the narrower, if there
-        is one) undercuts its own prior, the unmeasured one is taken to undercut its prior as much.
+        are running, if that is narrower. An unmeasured one narrower than the running one may save `GROWTH` times what
+        their priors differ. Where the measured width next to an unmeasured one (the narrower, if there is one)
+        undercuts its own prior, the unmeasured one is taken to undercut its prior as much.
 
         Raises:
             ValueError: a batch below 1, a width without a captured graph for it.
@@ -331,7 +404,7 @@ class CostTable:
         row, at = self._place(batch_size, width)
         if row.measured[at]:
             estimate = row.estimates[at]
-            least = estimate / (1 + DOUBT * row.graphs[at].doubt)
+            least = estimate / (1 + DOUBT * self._paces[row.sizes[at]].doubt(row.graphs[at]))
             running = self._paces[row.sizes[at]].current
             narrower = max(
                 (row.estimates[one] for one in range(at) if row.graphs[one] is running), default=0.0
@@ -342,7 +415,15 @@ class CostTable:
         if nearest is None:
             nearest = next((other for other in range(at + 1, len(row.graphs)) if row.measured[other]), at)
         ratio = row.estimates[nearest] / row.graphs[nearest].prior
-        return max(floor, row.graphs[at].prior * min(1.0, ratio))
+        return max(floor, row.graphs[at].prior * min(1.0, ratio), self._least(row, at))
+
+    def _least(self, row: _Row, at: int) -> float:
+        """What a width narrower than the running one takes at least."""
+        graph, pace = row.graphs[at], self._paces[row.sizes[at]]
+        current = pace.current
+        if current not in row.graphs[at + 1 :] or not pace.is_told:
+            return 0.0
+        return pace.milliseconds(current) - GROWTH * abs(current.prior - graph.prior)
 
     def _place(self, batch_size: int, width: int) -> tuple[_Row, int]:
         size = self.captured_batch(batch_size)

@@ -11,7 +11,7 @@ from .cost import CostTable
 from .gain import GainEstimator
 from .widths import checked_widths
 
-MARGIN = 0.03
+MARGIN = 0.02
 DWELL_STEPS = 8
 TRIAL_STEPS = 8
 TRIAL_INTERVAL = 256
@@ -31,6 +31,7 @@ class _Bucket:
         steps_at_width: steps since it became current, trials not counted.
         trial: the width on trial, None between trials.
         trial_steps_left: steps of the trial that are still to run.
+        tried: the width of the last trial, until the choice after it is made.
         next_trials: width -> step before which it is not tried again.
     """
 
@@ -39,6 +40,7 @@ class _Bucket:
     steps_at_width: int = 0
     trial: int | None = None
     trial_steps_left: int = 0
+    tried: int | None = None
     next_trials: dict[int, int] = field(default_factory=dict)
 
 
@@ -145,10 +147,14 @@ class WidthPolicy:
             if bucket.trial_steps_left:
                 bucket.trial_steps_left -= 1
                 return bucket.trial
-            self._judge_trial(size, bucket, bucket.trial)
-        # Not at every step: it takes a hundredth of a small model's.
-        if bucket.steps_at_width and bucket.steps_at_width % self._dwell_steps == 0:
-            self._reconsider(size, bucket)
+            bucket.tried, bucket.trial = bucket.trial, None
+        # Not at every step: it takes a hundredth of a small model's. After a trial not before some steps at the
+        # current width, whose times those of the trial are held against.
+        elif bucket.steps_at_width and bucket.steps_at_width % self._dwell_steps == 0:
+            tried, bucket.tried = bucket.tried, None
+            if tried is not None:
+                self._put_off(size, bucket, tried)
+            self._reconsider(size, bucket, tried)
         if bucket.trial is not None:
             bucket.trial_steps_left -= 1
             return bucket.trial
@@ -171,7 +177,7 @@ class WidthPolicy:
     def _best(self, size: int) -> int:
         return max(self.costs.candidates(size), key=lambda width: self._score(size, width))
 
-    def _reconsider(self, size: int, bucket: _Bucket) -> None:
+    def _reconsider(self, size: int, bucket: _Bucket, tried: int | None) -> None:
         here = self._score(size, bucket.width)
         best, best_score = bucket.width, here * (1 + self._margin)
         trial, best_hope = None, here
@@ -179,8 +185,9 @@ class WidthPolicy:
             if width == bucket.width:
                 continue
             score = self._score(size, width)
-            known = self._has_known_time(size, width, bucket.width) and self._has_known_gain(
-                width, bucket.width
+            # A trial's steps say little about a small batch's gain. If they mislead, the steps that follow correct it.
+            known = self._has_known_time(size, width, bucket.width) and (
+                width == tried or self._has_known_gain(width, bucket.width)
             )
             if known and score > best_score:
                 best, best_score = width, score
@@ -203,22 +210,16 @@ class WidthPolicy:
         # The current width's steps tell about every narrower one; running that would tell nothing more.
         return width < current or self.gains.is_observed(width)
 
-    def _judge_trial(self, size: int, bucket: _Bucket, trial: int) -> None:
-        bucket.trial = None
+    def _put_off(self, size: int, bucket: _Bucket, tried: int) -> None:
+        """When `tried` may be run on trial again."""
         current = bucket.width
         expected = self.gains.expected
-        taken = self.costs.pessimistic(size, trial) / self.costs.estimate(size, current)
+        taken = self.costs.pessimistic(size, tried) / self.costs.estimate(size, current)
         # In steps at the current width: the tokens that its rate would have emitted in the trial's time, less those
         # that the trial emitted.
-        lost = self._trial_steps * (taken - expected(trial) / expected(current))
+        lost = self._trial_steps * (taken - expected(tried) / expected(current))
         paid_off = math.ceil(lost * (len(self.widths) - 1) / MAX_TRIAL_LOSS)
-        bucket.next_trials[trial] = bucket.steps + max(self._trial_interval, paid_off)
-        # Eight steps of a small batch say little about the gain. If they mislead, the steps that follow correct
-        # it; a time that is still unmeasured might never.
-        if self._has_known_time(size, trial, current) and self._score(size, trial) > (
-            1 + self._margin
-        ) * self._score(size, current):
-            self._switch(bucket, trial)
+        bucket.next_trials[tried] = bucket.steps + max(self._trial_interval, paid_off)
 
     def _switch(self, bucket: _Bucket, width: int) -> None:
         self._switches += 1

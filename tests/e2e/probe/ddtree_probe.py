@@ -14,6 +14,9 @@ DDTREE_PROBE_LOGITS   "1": the trace also has the logits of the last node at dep
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
 DDTREE_PROBE_UNPROVEN "1": every recurrent target is taken for one of an unproven family.
 DDTREE_PROBE_WIDTHS   "8,64,16": the steps of a server with budget "auto" take these verify widths, over and over.
+DDTREE_PROBE_PIN      a file of one byte; while that is not 0, it is the verify width of every step of a server with
+                      budget "auto", and its policy learns nothing.
+DDTREE_PROBE_TIMES    a file; one line "batch width milliseconds" per step that the policy was or would have been told.
 DDTREE_PROBE_WATCH    "1": on CUDA, a line for every Triton kernel compiled after startup, and for every timed step its
                       milliseconds by phase.
 DDTREE_PROBE_CHAIN    "1": convolutions read the nodes before, not the ancestors, which is wrong on purpose.
@@ -22,6 +25,7 @@ DDTREE_PROBE_CHAIN    "1": convolutions read the nodes before, not the ancestors
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -34,12 +38,16 @@ LOGITS = os.environ.get("DDTREE_PROBE_LOGITS") == "1"
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
 UNPROVEN = os.environ.get("DDTREE_PROBE_UNPROVEN") == "1"
 WIDTHS = [int(width) for width in os.environ.get("DDTREE_PROBE_WIDTHS", "").split(",") if width]
+PIN = os.environ.get("DDTREE_PROBE_PIN")
+TIMES = os.environ.get("DDTREE_PROBE_TIMES")
 WATCH = os.environ.get("DDTREE_PROBE_WATCH") == "1"
 CHAIN = os.environ.get("DDTREE_PROBE_CHAIN") == "1"
 
 
 def load() -> None:
-    if not (TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE or WIDTHS or WATCH):
+    if not (
+        TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE or WIDTHS or PIN or TIMES or WATCH
+    ):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -52,6 +60,13 @@ def load() -> None:
         HookRegistry.register("sglang_ddtree.host.recurrent.recurrent_family", unproven, HookType.AFTER)
     if WIDTHS:
         HookRegistry.register("sglang_ddtree.width.policy.WidthPolicy.choose", next_width, HookType.REPLACE)
+    if PIN:
+        pin = Pin(Path(PIN))
+        HookRegistry.register("sglang_ddtree.width.policy.WidthPolicy.choose", pin.choose, HookType.AROUND)
+        for learner in ("cost.CostTable", "gain.GainEstimator"):
+            HookRegistry.register(f"sglang_ddtree.width.{learner}.observe", pin.learn, HookType.AROUND)
+    if TIMES:
+        HookRegistry.register("sglang_ddtree.width.cost.CostTable.observe", note_time, HookType.BEFORE)
     if CHAIN:
         HookRegistry.register("sglang_ddtree.recurrent.taps.ancestor_taps", chain_taps, HookType.REPLACE)
     if PROFILE:
@@ -157,6 +172,32 @@ def unproven(result: str | None, model_config: Any) -> str | None:
 def next_width(policy: Any, batch_size: int) -> int:
     _steps[0] += 1
     return WIDTHS[_steps[0] % len(WIDTHS)]
+
+
+class Pin:
+    """The width that a benchmark asks for, without a system call in the step."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.byte = mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ)
+
+    def choose(self, original: Any, policy: Any, batch_size: int) -> int:
+        return self.byte[0] or original(policy, batch_size)
+
+    def learn(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.byte[0]:
+            original(*args, **kwargs)
+
+
+_times: list[str] = []
+
+
+def note_time(costs: Any, batch_size: int, width: int, ms: float) -> None:
+    _times.append(f"{batch_size} {width} {ms:.3f}\n")
+    if len(_times) == 100:
+        with Path(str(TIMES)).open("a") as out:
+            out.writelines(_times)
+        _times.clear()
 
 
 def chain_taps(tree: Any, taps: int, out: Any = None) -> Any:

@@ -1,9 +1,10 @@
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from sglang_ddtree.width import CostTable
-from sglang_ddtree.width.cost import ENOUGH_SAMPLES, SAMPLES, STALE_AFTER, STAY
+from sglang_ddtree.width.cost import AFTER, ENOUGH_SAMPLES, SAMPLES, STALE_AFTER, STAY
 
 PRIORS = {(1, 8): 1.0, (4, 8): 2.0, (16, 8): 3.0, (1, 16): 1.5, (8, 16): 2.5, (4, 32): 4.0}
 
@@ -15,6 +16,15 @@ def _table() -> CostTable:
 def _observe(costs: CostTable, batch_size: int, width: int, ms: float, times: int = ENOUGH_SAMPLES) -> None:
     for _ in range(times):
         costs.observe(batch_size, width, ms)
+
+
+def _try(
+    costs: CostTable, width: int, times: Sequence[float], back_at: int, level: float, batch_size: int = 1
+) -> None:
+    """Steps at `width`, and as many back at the width they left as a trial is held against."""
+    for ms in times:
+        costs.observe(batch_size, width, ms)
+    _observe(costs, batch_size, back_at, level, AFTER)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +94,44 @@ def _three() -> CostTable:
 def test_what_slows_every_width_down_moves_the_times_of_those_that_do_not_run() -> None:
     costs = _three()
     _observe(costs, 1, 8, 5.0, SAMPLES)
-    _observe(costs, 1, 16, 6.0, 8)
+    _try(costs, 16, [6.0] * 8, back_at=8, level=5.0)
     _observe(costs, 1, 8, 7.5, SAMPLES)
     assert (costs.estimate(1, 8), costs.estimate(1, 16)) == (7.5, pytest.approx(9.0))
     # Tried again while everything is slow: the same share, not a slower width.
-    _observe(costs, 1, 16, 9.0, 8)
+    _try(costs, 16, [9.0] * 8, back_at=8, level=7.5)
     _observe(costs, 1, 8, 5.0, SAMPLES)
     assert (costs.estimate(1, 8), costs.estimate(1, 16)) == (5.0, pytest.approx(6.0))
+
+
+def test_a_trial_is_held_against_the_steps_on_both_sides_of_it() -> None:
+    """The host gets slower evenly, from 5 ms before the trial to 7 behind it; the width takes 1.15 times as long."""
+    costs = _three()
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    _try(costs, 16, [6.9] * 8, back_at=8, level=7.0)
+    _observe(costs, 1, 8, 7.0, SAMPLES)
+    assert costs.estimate(1, 16) == pytest.approx(1.15 * 7.0, rel=0.04), "one side alone: 1.38 or 0.99 times"
+    # Had the change fallen on one end of the trial, it would be wrong by as much as the sides differ.
+    assert costs.optimistic(1, 16) == pytest.approx(7.0)
+    costs = _three()
+    _observe(costs, 1, 8, 6.0, SAMPLES)
+    _try(costs, 16, [6.9] * 8, back_at=8, level=6.0)
+    assert costs.optimistic(1, 16) == costs.estimate(1, 16) == pytest.approx(6.9)
+
+
+def test_a_trial_is_no_measurement_before_the_steps_behind_it() -> None:
+    costs = _three()
+    _observe(costs, 1, 8, 5.0, SAMPLES)
+    _observe(costs, 1, 16, 6.0, 8)
+    _observe(costs, 1, 8, 5.0, AFTER - 1)
+    assert not costs.is_measured(1, 16)
+    costs.observe(1, 8, 5.0)
+    assert costs.is_measured(1, 16)
 
 
 def test_a_width_that_steps_stay_at_becomes_the_measure_of_the_others() -> None:
     costs = _three()
     _observe(costs, 1, 8, 5.0, SAMPLES)
+    _try(costs, 16, [6.0] * 8, back_at=8, level=5.0)
     _observe(costs, 1, 16, 6.0, STAY)
     _observe(costs, 1, 16, 12.0, SAMPLES)
     assert (costs.estimate(1, 8), costs.estimate(1, 16)) == (pytest.approx(10.0), pytest.approx(12.0))
@@ -105,18 +141,31 @@ def test_a_trial_that_hiccups_is_not_believed_against_the_graphs_times() -> None
     """The host takes 9 ms of every step; the times of a trial scatter between 9 and 18."""
     costs = _three()
     _observe(costs, 1, 8, 9.0, SAMPLES)
-    for ms in (9.0, 18.0, 12.0, 16.0, 10.0, 17.0, 11.0, 14.0):
-        costs.observe(1, 16, ms)
-    # The graphs differ by 1 ms: twice that is the most that a step is expected to differ.
-    assert costs.estimate(1, 16) == pytest.approx(11.0)
+    _try(costs, 16, (9.0, 18.0, 12.0, 16.0, 10.0, 17.0, 11.0, 14.0), back_at=8, level=9.0)
+    # The graphs, which are 5/9 of a step, differ by 1 ms.
+    assert 9.0 + 5 / 9 <= costs.estimate(1, 16) < 10.5
     assert costs.optimistic(1, 16) == pytest.approx(9.0)
+    assert costs.pessimistic(1, 16) == pytest.approx(13.0)
 
 
 def test_a_trial_whose_times_agree_is_believed_whatever_the_graphs_took() -> None:
     costs = _three()
     _observe(costs, 1, 8, 9.0, SAMPLES)
-    _observe(costs, 1, 16, 14.0, 8)
+    _try(costs, 16, [14.0] * 8, back_at=8, level=9.0)
     assert costs.estimate(1, 16) == costs.optimistic(1, 16) == pytest.approx(14.0)
+
+
+def test_a_time_that_cannot_be_is_in_doubt_however_well_it_agrees() -> None:
+    """A trial of a wider width in a fast moment between two slow ones."""
+    costs = _three()
+    _observe(costs, 1, 8, 9.0, SAMPLES)
+    _try(costs, 16, [6.0] * 8, back_at=8, level=9.0)
+    assert costs.estimate(1, 16) > 8.5
+    # Where the priors say nothing there is nothing to expect.
+    costs = CostTable((8, 16), {(1, 8): 1.0, (1, 16): 1.0})
+    _observe(costs, 1, 8, 9.0, SAMPLES)
+    _try(costs, 16, [6.0] * 8, back_at=8, level=9.0)
+    assert costs.estimate(1, 16) == pytest.approx(6.0)
 
 
 def test_many_trials_leave_less_doubt_than_one() -> None:
@@ -125,8 +174,8 @@ def test_many_trials_leave_less_doubt_than_one() -> None:
         costs = _three()
         for trial in range(trials):
             _observe(costs, 1, 8, 5.0, SAMPLES)
-            for step in range(8):
-                costs.observe(1, 16, 6.0 + 0.3 * ((trial + step) % 5 - 2))
+            scattered = [6.0 + 0.3 * ((trial + step) % 5 - 2) for step in range(8)]
+            _try(costs, 16, scattered, back_at=8, level=5.0)
         assert costs.estimate(1, 16) == pytest.approx(6.0, abs=0.2)
         least.append(costs.optimistic(1, 16))
     assert 5.0 <= least[0] < least[1] < costs.estimate(1, 16)
@@ -136,30 +185,35 @@ def test_what_the_new_current_width_is_wrong_by_is_doubt_about_the_others() -> N
     costs = _three()
     _observe(costs, 1, 8, 5.0, SAMPLES)
     assert costs.optimistic(1, 8) == costs.estimate(1, 8) == 5.0
-    # Sixteen steps on end that scatter by a tenth: it may be wrong by some hundredths, and 8 is known against it.
-    for step in range(STAY):
-        costs.observe(1, 16, 6.0 * (0.9, 1.0, 1.1, 1.0)[step % 4])
+    # Steps that scatter by a tenth: 16 may be wrong by some hundredths, and 8 is known against it.
+    scattered = [6.0 * (0.9, 1.0, 1.1, 1.0)[step % 4] for step in range(STAY)]
+    _try(costs, 16, scattered[:8], back_at=8, level=5.0)
+    for ms in scattered:
+        costs.observe(1, 16, ms)
     assert costs.estimate(1, 16) == pytest.approx(6.0)
     assert costs.optimistic(1, 16) == costs.estimate(1, 16), "the measure of the others"
     assert costs.estimate(1, 8) == pytest.approx(5.0)
     assert 4.0 < costs.optimistic(1, 8) < 4.9
-    # A trial that agrees with itself settles it.
-    _observe(costs, 1, 8, 4.5, 8)
-    assert costs.estimate(1, 8) == costs.optimistic(1, 8) == pytest.approx(4.5)
+    # Trials that agree with each other settle it.
+    for _ in range(5):
+        _observe(costs, 1, 16, 6.0, SAMPLES)
+        _try(costs, 8, [4.5] * 8, back_at=16, level=6.0)
+    assert costs.estimate(1, 8) == pytest.approx(4.5, abs=0.02)
+    assert costs.optimistic(1, 8) > 4.4
 
 
 def test_an_unmeasured_width_costs_no_less_than_a_measured_narrower_one() -> None:
     costs = CostTable((8, 16, 32), {(1, 8): 1.0, (1, 16): 1.5, (1, 32): 6.0})
     _observe(costs, 1, 8, 4.0)
     assert [costs.estimate(1, width) for width in costs.widths] == [4.0, 4.0, 6.0]
-    _observe(costs, 1, 16, 5.0)
+    _try(costs, 16, [5.0] * 8, back_at=8, level=4.0)
     assert [costs.estimate(1, width) for width in costs.widths] == [4.0, 5.0, 6.0]
 
 
 def test_the_widest_narrower_measurement_is_the_bound_and_wider_ones_are_none() -> None:
     costs = CostTable((8, 16, 32, 64), {(1, width): 1.0 for width in (8, 16, 32, 64)})
     _observe(costs, 1, 8, 5.0)
-    _observe(costs, 1, 16, 4.8)
+    _try(costs, 16, [4.8] * 8, back_at=8, level=5.0)
     assert [costs.estimate(1, width) for width in costs.widths] == [5.0, 4.8, 4.8, 4.8]
     costs = CostTable((8, 16), {(1, 8): 1.0, (1, 16): 1.0})
     _observe(costs, 1, 16, 5.0)
@@ -173,7 +227,7 @@ def test_hope_scales_a_prior_that_the_measured_neighbour_undercuts() -> None:
     assert [costs.optimistic(1, width) for width in costs.widths] == [2.0, 3.0, 5.0]
     assert [costs.estimate(1, width) for width in costs.widths] == [4.0, 3.0, 10.0]
     _observe(costs, 1, 16, 9.0, SAMPLES)
-    assert [costs.optimistic(1, width) for width in costs.widths] == [4.0, 9.0, 10.0]
+    assert [costs.optimistic(1, width) for width in costs.widths] == [5.0, 9.0, 10.0]
 
 
 def test_a_measurement_that_nothing_renews_goes_stale() -> None:
@@ -183,9 +237,9 @@ def test_a_measurement_that_nothing_renews_goes_stale() -> None:
     assert costs.is_measured(1, 16)
     costs.observe(1, 8, 1.0)
     assert (costs.is_measured(1, 16), costs.estimate(1, 16)) == (False, 2.0)
-    _observe(costs, 1, 16, 3.0, ENOUGH_SAMPLES - 1)
+    _try(costs, 16, [3.0] * (ENOUGH_SAMPLES - 1), back_at=8, level=1.0)
     assert not costs.is_measured(1, 16), "old times must not count again"
-    costs.observe(1, 16, 3.0)
+    _try(costs, 16, [3.0] * ENOUGH_SAMPLES, back_at=8, level=1.0)
     assert costs.estimate(1, 16) == 3.0
 
 

@@ -28,10 +28,12 @@ def _measure(policy: WidthPolicy, width: int, ms: float, batch_size: int = 1) ->
         policy.costs.observe(batch_size, width, ms)
 
 
-def _try(policy: WidthPolicy, width: int, ms: float, batch_size: int = 1) -> None:
-    """As many times as a trial gives."""
+def _try(policy: WidthPolicy, width: int, ms: float, back_at: int, level: float) -> None:
+    """As many times as a trial gives, and those at the width that it left."""
     for _ in range(TRIAL_STEPS):
-        policy.costs.observe(batch_size, width, ms)
+        policy.costs.observe(1, width, ms)
+    for _ in range(DWELL_STEPS):
+        policy.costs.observe(1, back_at, level)
 
 
 @pytest.mark.parametrize(("wide", "expected"), [(5.4, 16), (5.6, 8)])
@@ -48,7 +50,7 @@ def test_a_better_width_must_be_better_by_the_margin(short_of: float, expected: 
     for _ in range(50):
         assert policy.choose(1) == 8
     _measure(policy, 8, 5.0)
-    _try(policy, 16, 5.0 * 1.1 / (1 + MARGIN - short_of))
+    _try(policy, 16, 5.0 * 1.1 / (1 + MARGIN - short_of), back_at=8, level=5.0)
     chosen = [policy.choose(1) for _ in range(50)]
     assert set(chosen[:1]) | set(chosen[-1:]) | {8} == expected
     assert policy.snapshot()["switches"] == len(expected) - 1
@@ -59,7 +61,7 @@ def test_a_width_is_kept_for_the_dwell() -> None:
     _known(policy)
     assert policy.choose(1) == 8
     _measure(policy, 8, 9.0)
-    _try(policy, 16, 5.6)
+    _try(policy, 16, 5.6, back_at=8, level=9.0)
     assert [policy.choose(1) for _ in range(DWELL_STEPS)] == [8] * (DWELL_STEPS - 1) + [16]
     _measure(policy, 16, 90.0)
     assert [policy.choose(1) for _ in range(DWELL_STEPS)] == [16] * (DWELL_STEPS - 1) + [8]
@@ -83,7 +85,8 @@ def test_an_unmeasured_width_that_might_be_better_is_tried_and_kept_if_it_is() -
         width = policy.choose(1)
         policy.costs.observe(1, width, 4.0)  # the host's time, which no prior knew
         chosen.append(width)
-    assert chosen == [8] * DWELL_STEPS + [16] * (40 - DWELL_STEPS)
+    tried = [8] * DWELL_STEPS + [16] * TRIAL_STEPS + [8] * DWELL_STEPS
+    assert chosen == tried + [16] * (40 - len(tried))
     assert (policy.snapshot()["trials"], policy.snapshot()["switches"]) == (1, 1)
 
 
@@ -163,8 +166,8 @@ def test_several_widths_on_trial_take_turns_the_most_hopeful_first() -> None:
         width = policy.choose(1)
         policy.costs.observe(1, width, {8: 4.0, 16: 4.2, 32: 6.0}[width])
         chosen.append(width)
-    rest = 100 - DWELL_STEPS - 2 * TRIAL_STEPS
-    assert chosen == [8] * DWELL_STEPS + [16] * TRIAL_STEPS + [32] * TRIAL_STEPS + [8] * rest
+    tried = [8] * DWELL_STEPS + [16] * TRIAL_STEPS + [8] * DWELL_STEPS + [32] * TRIAL_STEPS
+    assert chosen == tried + [8] * (100 - len(tried))
 
 
 def test_a_trial_goes_on_when_its_batch_size_comes_back() -> None:
@@ -271,10 +274,12 @@ def test_a_new_batch_size_starts_as_its_near_neighbour_and_not_as_a_far_one() ->
     prior = {(size, width): ms for size in (1, 6, 8) for width, ms in ((8, 1.0), (64, 9.0))}
     costs = CostTable((8, 64), prior)
     policy = WidthPolicy((8, 64), costs)
+    assert policy.choose(8) == 8
+    for width in [8] * 20 + [64] * 8 + [8] * 8:
+        costs.observe(8, width, 4.0 if width == 8 else 4.1)
     for _ in range(40):
         width = policy.choose(8)
         costs.observe(8, width, 4.0 if width == 8 else 4.1)
-        costs.observe(8, 64, 4.1)
         policy.gains.observe(64, [8, 16], 4)
     assert policy.snapshot()["width_per_batch"] == {8: 64}
     assert policy.choose(6) == 64

@@ -127,14 +127,29 @@ def _shares_on_an_uneven_host(batch_size: int) -> tuple[list[float], int]:
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_a_host_whose_pace_changes_does_not_mislead_it(batch_size: int) -> None:
     shares, switches = _shares_on_an_uneven_host(batch_size)
-    assert min(shares) >= 0.98
+    assert min(shares) >= 0.975
+    assert sum(shares) / len(shares) >= 0.99
     assert switches <= 4
 
 
 def test_what_the_graphs_take_is_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "GROWTH", 50.0)
-    shares, _ = _shares_on_an_uneven_host(4)
-    assert min(shares) < 0.96
+    monkeypatch.setattr(cost, "SPREAD", 5.0)
+    shares, _ = _shares_on_an_uneven_host(16)
+    assert min(shares) < 0.95
+
+
+def test_graph_times_taken_while_others_used_the_gpu_are_made_up_for() -> None:
+    """At batch 1 every graph was measured too slow by another amount, one of the wide ones most."""
+    priors = {(1, 8): 1.20, (1, 16): 1.10, (1, 32): 1.12, (1, 64): 1.60}
+    for seed in range(4):
+        run = steps(DEMO_MODEL, 1, seed=1200 + seed)
+        assert fixed_rate(run, 64) == best_fixed_rate(run)
+        assert fixed_rate(run, 32) < 0.95 * best_fixed_rate(run)
+        assert serve(_policy(priors), run, timed=False).rate < 0.95 * best_fixed_rate(run)
+        subject = _policy(priors)
+        assert serve(subject, run).rate >= 0.98 * best_fixed_rate(run)
+        assert subject.snapshot()["width_per_batch"] == {1: 64}
 
 
 def test_it_follows_a_change_of_load() -> None:
@@ -240,4 +255,4 @@ def test_trials_cost_less_than_a_hundredth(batch_size: int, text: Text) -> None:
 
 def test_the_bound_on_trials_is_what_keeps_them_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "MAX_TRIAL_LOSS", 1e9)
-    assert _lost_on_trials(4, STEEP, trial_interval=8) > 0.01
+    assert _lost_on_trials(8, STEEP, trial_interval=8) > 0.015
