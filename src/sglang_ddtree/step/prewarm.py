@@ -43,13 +43,33 @@ def rehearse_steps(worker: DDTreeWorker) -> None:
         _, rows = settle_path(
             tree, topology.ancestor_mask, tree.tokens, zero, window.slots, worker.widths.tally(width)
         )
-    # The move of KV rows has a variant for each power of two of the rows.
-    batch = 1
-    while batch <= int(runner.max_running_requests):
-        padding = torch.zeros_like(rows.targets).repeat(batch, 1).view(-1)
-        kv_cache.move_kv_cache(padding, padding)
-        batch *= 2
+    for batch in move_batches(rows.targets.shape[1], int(runner.max_running_requests)):
+        # Slices of one allocation, as a step's are: their addresses decide the variant, too.
+        targets, sources = torch.zeros(
+            5, batch, rows.targets.shape[1], dtype=torch.int64, device=zero.device
+        )[1:3]
+        kv_cache.move_kv_cache(targets.view(-1), sources.view(-1))
     worker.widths.forget()
+
+
+MOVE_CHUNKS = (128, 256)
+"""Rows that SGLang's move of KV rows takes at a time, by the size of a row."""
+
+
+def move_batches(rows: int, running: int) -> list[int]:
+    """Batches of up to `running` requests that bring every variant of SGLang's move of `rows` KV rows per request.
+
+    Triton compiles it for each power of two of the rows, and anew where their number is 1, a multiple of 16, or odd,
+    which moves the rows' addresses.
+    """
+    found: dict[tuple[int, bool, bool, bool], int] = {}
+    for batch in range(1, running + 1):
+        count = batch * rows
+        for chunk in MOVE_CHUNKS:
+            for part in {min(count, chunk), count % chunk or chunk}:
+                variant = ((part - 1).bit_length(), part == 1, part % 16 == 0, count % 2 == 1)
+                found.setdefault(variant, batch)
+    return sorted(set(found.values()))
 
 
 def rehearse_sampling(worker: DDTreeWorker) -> SamplingPrewarmResult:

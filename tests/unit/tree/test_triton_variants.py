@@ -10,10 +10,8 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime import driver  # noqa: E402
-
 import sglang_ddtree  # noqa: E402
+from unit.tree.stub_driver import StubTensor, compiling_for_hopper  # noqa: E402
 from unit.tree.test_triton_compiles import CASES, type_of  # noqa: E402
 
 # Launched inside captured graphs alone, whose arguments do not change.
@@ -82,30 +80,6 @@ def test_numbers_and_addresses_that_change_make_no_variant(name: str) -> None:
             assert parameter.do_not_specialize or parameter.name in CONSTANT, parameter.name
 
 
-class _Driver:
-    """Of a Hopper GPU that is not there, as far as compiling goes."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-
-class _Tensor:
-    def __init__(self, dtype: torch.dtype, address: int) -> None:
-        self.dtype, self.address = dtype, address
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    def ptr_range(self) -> int:
-        return 0
-
-
 DTYPES = {
     "*i64": torch.int64,
     "*i32": torch.int32,
@@ -118,10 +92,8 @@ DTYPES = {
 
 @pytest.fixture
 def no_gpu() -> Iterator[None]:
-    active = driver._active
-    driver.set_active(_Driver())
-    yield
-    driver._active = active
+    with compiling_for_hopper():
+        yield
 
 
 def _variants(kernel: Any, constants: dict[str, int], warps: int, types: dict[str, str]) -> int:
@@ -135,7 +107,7 @@ def _variants(kernel: Any, constants: dict[str, int], warps: int, types: dict[st
                 continue
             kind = types.get(name, type_of(name))
             if kind in DTYPES:
-                arguments.append(_Tensor(DTYPES[kind], 0 if name in WHOLE_TENSORS else address))
+                arguments.append(StubTensor(DTYPES[kind], 0 if name in WHOLE_TENSORS else address))
             else:
                 arguments.append(64 if name in CONSTANT else number)
         compiled = kernel.warmup(*arguments, grid=(1,), num_warps=warps, **constants)
