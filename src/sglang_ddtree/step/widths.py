@@ -301,7 +301,7 @@ class _Meter:
         if self.previous is not None:
             # From one step's launch to the next one's: under overlap the host runs one step ahead of the device.
             start, size, step_width = self.previous
-            if size == batch_size:
+            if self.policy.costs.captured_batch(size) == self.policy.costs.captured_batch(batch_size):
                 self.policy.costs.observe(size, step_width, 1000 * (now - start))
         self.previous = (now, batch_size, width)
 

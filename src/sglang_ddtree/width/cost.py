@@ -18,7 +18,7 @@ AFTER = 6
 """...and after it that the trial's are compared with."""
 TRIALS = 16
 """Trials of a graph that are remembered."""
-ENOUGH_SAMPLES = 5
+ENOUGH_SAMPLES = 4
 """Times from which on a graph counts as measured. A trial of 8 steps gives them, the late ones left out."""
 STAY = 16
 """Steps on end from which on a graph is the current one: more than a trial has."""
@@ -30,6 +30,8 @@ GROWTH = 2.0
 milliseconds more than 16 at a context of 8,000 as at 256 with 4 requests, 2 times with one."""
 SPREAD = 0.02
 """By how much of a step two widths may well differ, whatever their priors say."""
+LEAST = 0.1
+"""No width is hoped to take less than this part of another's step."""
 DOUBT = 2.0
 """Standard errors by which a measured time may be wrong before a trial is not worth while any more."""
 LEVEL_DOUBT = 0.1
@@ -47,6 +49,7 @@ class _Graph:
     """What is known of one captured graph.
 
     Attributes:
+        width: its verify width.
         prior: milliseconds told at construction.
         trials: its time in units of what its captured size's level was then, and that value's standard error, by trial.
         share: their median; it stands still while the graph is the current one.
@@ -55,9 +58,10 @@ class _Graph:
         last_seen: the size's clock at the last one.
     """
 
-    __slots__ = ("doubt", "last_seen", "prior", "seen", "share", "trials")
+    __slots__ = ("doubt", "last_seen", "prior", "seen", "share", "trials", "width")
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, width: int, prior: float) -> None:
+        self.width = width
         self.prior = prior
         self.trials: deque[tuple[float, float]] = deque(maxlen=TRIALS)
         self.share = prior
@@ -186,18 +190,27 @@ class _Size:
         return graph.share * self.level
 
     def doubt(self, graph: _Graph) -> float:
-        """Standard error of a measured graph's time, as a fraction, and no less than what is impossible about it.
+        """Standard error of a measured graph's time, as a fraction, with what is impossible about it.
 
-        The graph that takes more never makes the shorter step.
+        A narrower width never takes longer than a wider one. That so many trials have said so makes it possible.
         """
         current = self.current
         if current is None or graph is current:
             return 0.0
-        if not self.is_told:
-            return graph.doubt
         found, now = self.milliseconds(graph), self.milliseconds(current)
-        beyond = now - found if graph.prior >= current.prior else found - now
-        return math.hypot(graph.doubt, max(0.0, beyond / found - SPREAD))
+        beyond = now - found if graph.width > current.width else found - now
+        return math.hypot(graph.doubt, max(0.0, beyond / found - SPREAD) / max(1, len(graph.trials)))
+
+    def differ(self, graph: _Graph) -> float:
+        """By how many milliseconds more than the current graph it is expected to take, by the priors alone.
+
+        Priors that took more than the steps do are scaled, those that order the widths wrongly say nothing.
+        """
+        current = self.current
+        if current is None or not self.is_told:
+            return 0.0
+        told = (graph.prior - current.prior) * min(1.0, self.milliseconds(current) / current.prior)
+        return max(0.0, told) if graph.width > current.width else min(0.0, told)
 
 
 class _Row:
@@ -239,7 +252,7 @@ class CostTable:
             if size < 1:
                 raise ValueError(f"a captured batch size is at least 1, got {size} (width {width})")
             _require_time(ms, f"the prior of batch size {size}, width {width}")
-            self._graphs[size, width] = _Graph(ms)
+            self._graphs[size, width] = _Graph(width, ms)
         self._sizes = sorted({size for size, _ in self._graphs})
         self._paces = {
             size: _Size([graph for (own, _), graph in self._graphs.items() if own == size])
@@ -332,7 +345,7 @@ class CostTable:
             if row.measured[at]:
                 row.estimates[at] = floor = self._plausible(pace, graph)
             else:
-                row.estimates[at] = max(floor, graph.prior)
+                row.estimates[at] = max(floor, graph.prior, self._least(row, at))
 
     def _plausible(self, pace: _Size, graph: _Graph) -> float:
         """Its measured milliseconds, moved towards what the priors expect as far as they are in doubt.
@@ -345,8 +358,7 @@ class CostTable:
         current = pace.current
         if current is None or graph is current or not pace.is_told:
             return measured
-        now = pace.milliseconds(current)
-        differ = graph.prior - current.prior
+        now, differ = pace.milliseconds(current), pace.differ(graph)
         # What the graphs do not explain of a step is mostly the host's.
         expected = now + differ * min(1.0, current.prior / now)
         error = measured * pace.doubt(graph)
@@ -423,7 +435,8 @@ class CostTable:
         current = pace.current
         if current not in row.graphs[at + 1 :] or not pace.is_told:
             return 0.0
-        return pace.milliseconds(current) - GROWTH * abs(current.prior - graph.prior)
+        now = pace.milliseconds(current)
+        return max(LEAST * now, now + GROWTH * pace.differ(graph))
 
     def _place(self, batch_size: int, width: int) -> tuple[_Row, int]:
         size = self.captured_batch(batch_size)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from .widths import checked_widths, index_of
 
-HALF_LIFE = 256.0
+HALF_LIFE = 512.0
 """Request-steps after which an observation counts half."""
 PRIOR_TOKENS = 2.0
 PRIOR_TOKENS_PER_DOUBLING = 0.28

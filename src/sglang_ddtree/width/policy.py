@@ -15,6 +15,9 @@ MARGIN = 0.02
 DWELL_STEPS = 8
 TRIAL_STEPS = 8
 TRIAL_INTERVAL = 256
+EXPLORE_AFTER = 512
+"""Steps of a bucket from which on the next narrower and the next wider width are tried even if nothing speaks for
+them, unless they are measured: graphs may have been timed wrongly at startup."""
 NEAR = 4 / 3
 """Buckets whose sizes differ by no more than this factor are like each other."""
 MAX_TRIAL_LOSS = 0.005
@@ -198,9 +201,22 @@ class WidthPolicy:
                 trial, best_hope = width, hope
         if best != bucket.width:
             self._switch(bucket, best)
-        elif trial is not None:
+            return
+        if trial is None and bucket.steps >= EXPLORE_AFTER:
+            trial = self._unmeasured_neighbour(size, bucket)
+        if trial is not None:
             self._trials += 1
             bucket.trial, bucket.trial_steps_left = trial, self._trial_steps
+
+    def _unmeasured_neighbour(self, size: int, bucket: _Bucket) -> int | None:
+        widths = self.costs.candidates(size)
+        if not self.costs.is_measured(size, bucket.width):
+            return None
+        at = widths.index(bucket.width)
+        for width in widths[max(0, at - 1) : at + 2]:
+            if not self.costs.is_measured(size, width) and bucket.steps >= bucket.next_trials.get(width, 0):
+                return width
+        return None
 
     def _has_known_time(self, size: int, width: int, current: int) -> bool:
         # Priors compare with priors: a bound against a measurement is what a trial has to settle.

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as real_version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PretrainedConfig
 
 from e2e.checkpoints import make_drafter, make_target
 from sglang_ddtree import cli, plugin
@@ -93,6 +99,69 @@ def test_error_of_a_check_becomes_a_row(
 def test_drafter_without_target_fails(sglang_with_plugins: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--draft", "some/drafter"]) == 1
     assert "give --model too" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--draft", "--model"])
+def test_folder_that_is_not_there_is_said_before_the_hub_is_asked(
+    sglang_with_plugins: None,
+    flag: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def ask(path: str, *args: Any, **kwargs: Any) -> Any:
+        assert path != "nowhere"
+        return real(path, *args, **kwargs)
+
+    target, drafter = make_target(tmp_path / "target", vocabulary=64), tmp_path / "drafter"
+    make_drafter(drafter, vocabulary=64)
+    real = PretrainedConfig.get_config_dict
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", ask)
+    given = {"--draft": str(drafter), "--model": str(target), flag: "nowhere"}
+    assert cli.main(["doctor", "--json", *(word for pair in given.items() for word in pair)]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    failed = {one["section"]: one["detail"] for one in findings if one["status"] == "FAIL"}
+    message = f"{flag} nowhere: no such folder."
+    assert failed == {"drafter": message} | ({"target": message} if flag == "--model" else {})
+
+
+FIRST = "there is no NVIDIA GPU here: on a CPU set SGLANG_PLATFORM=ddtree_cpu"
+
+
+def test_machine_without_a_gpu_and_platform_is_told_what_to_do_first(tmp_path: Path) -> None:
+    with suppress(PackageNotFoundError):
+        pytest.skip(f"torchvision {real_version('torchvision')} is installed: SGLang fails elsewhere")
+    target = make_target(tmp_path / "target", vocabulary=64)
+    environment = {name: value for name, value in os.environ.items() if name != "SGLANG_PLATFORM"}
+    words = [sys.executable, "-m", "sglang_ddtree.cli", "doctor", "--json", "--model", str(target)]
+    done = subprocess.run(
+        words, env=environment | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    failed = {
+        one["section"]: one["detail"]
+        for one in json.loads(done.stdout)["findings"]
+        if one["status"] == "FAIL"
+    }
+    missing = "No module named 'torchvision'"
+    assert failed == {
+        "hooks": f"{FIRST} (sglang_ddtree could not register DDTREE: ModuleNotFoundError: {missing})",
+        "device": FIRST,
+        "target": f"{FIRST} ({missing})",
+    }
+
+
+def test_options_are_told_with_what_runs_where_they_are_not_set() -> None:
+    found = {finding.name: finding.detail for finding in doctor._options()}
+    assert found["--speculative-ddtree-budget"].startswith("not set: auto on CUDA, 32 on a CPU, ")
+    assert "; may be auto or a whole number from 1 to 1024. " in found["--speculative-ddtree-budget"]
+    assert "most expected tokens per millisecond" in found["--speculative-ddtree-budget"]
+    assert found["--speculative-ddtree-topk-cap"].startswith(
+        "not set: 16; may be a whole number from 1 to 64. "
+    )
+    assert found["--speculative-ddtree-allow-hybrid-unsafe"].startswith(
+        "not set: false; may be true or false. "
+    )
 
 
 def test_absent_sglang_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,20 @@ def test_what_steps_add_up_reaches_the_policy_later() -> None:
     assert policy.gains.expected(16) == pytest.approx(3.0, rel=0.02)
 
 
+def test_the_time_to_the_next_step_counts_where_both_run_the_same_graphs() -> None:
+    from sglang_ddtree.step.widths import _Meter
+
+    costs = CostTable((8, 16), {(size, width): 1.0 for size in (4, 8) for width in (8, 16)})
+    seen: list[tuple[int, int]] = []
+    costs.observe = lambda batch_size, width, ms: seen.append((batch_size, width))  # type: ignore[method-assign]
+    meter = _Meter((8, 16), WidthPolicy((8, 16), costs), torch.device("cpu"))
+    for batch_size, width in ((3, 8), (4, 16), (4, 8), (5, 8), (5, 16)):
+        meter.begin(batch_size, width)
+    meter.interrupt()
+    meter.begin(5, 8)
+    assert seen == [(3, 8), (4, 16), (5, 8)], "not from 4 to 5, which run other graphs; not over a prefill"
+
+
 class _Runner:
     """Held weakly by the registry of plans, as SGLang's runners are."""
 

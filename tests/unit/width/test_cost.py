@@ -1,4 +1,5 @@
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -248,6 +249,27 @@ def test_times_of_another_captured_size_age_nothing() -> None:
     _observe(costs, 1, 16, 5.0)
     _observe(costs, 4, 8, 1.0, STALE_AFTER + 1)
     assert costs.is_measured(1, 16)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_observed_times_stay_times(seed: int) -> None:
+    """Priors wrong by up to ten times, steps that scatter, widths that run in any order."""
+    draw = random.Random(seed)
+    widths = sorted(draw.sample((2, 4, 8, 16, 32, 64), 4))
+    sizes = sorted(draw.sample(range(1, 65), 3))
+    cells = [(size, width) for size in sizes for width in widths if draw.random() < 0.8] or [(1, widths[0])]
+    priors = {cell: draw.uniform(0.5, 3) for cell in cells}
+    true = {cell: ms * draw.choice((0.1, 0.5, 1, 2, 5)) for cell, ms in priors.items()}
+    costs = CostTable(widths, priors)
+    for _ in range(300):
+        size, width = draw.choice(cells)
+        for _ in range(draw.choice((1, 4, 8, 20))):
+            costs.observe(size, width, true[size, width] * draw.lognormvariate(0, 0.3))
+        for size in sizes:
+            for width in costs.candidates(size) if costs.captured_batch(size) else ():
+                optimistic, estimate = costs.optimistic(size, width), costs.estimate(size, width)
+                assert 0 < optimistic <= estimate * (1 + 1e-9) < math.inf
+                assert estimate <= costs.pessimistic(size, width) < math.inf
 
 
 def test_the_order_of_the_priors_does_not_matter() -> None:

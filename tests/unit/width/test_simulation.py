@@ -1,10 +1,12 @@
 """The policy on a synthetic server, against every fixed width on the same steps."""
 
 import random
+from typing import Any
 
 import pytest
 
-from sglang_ddtree.width import CostTable, WidthPolicy, cost, policy
+from sglang_ddtree.width import CostTable, GainEstimator, WidthPolicy, cost, policy
+from sglang_ddtree.width.gain import HALF_LIFE
 from unit.width.server_cases import (
     CHAIN_MS,
     CHAIN_TOKENS,
@@ -42,7 +44,7 @@ SERVERS = {
 }
 
 
-def _policy(priors: Table, **options: float) -> WidthPolicy:
+def _policy(priors: Table, **options: Any) -> WidthPolicy:
     return WidthPolicy(WIDTHS, CostTable(WIDTHS, priors), **options)
 
 
@@ -127,9 +129,9 @@ def _shares_on_an_uneven_host(batch_size: int) -> tuple[list[float], int]:
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_a_host_whose_pace_changes_does_not_mislead_it(batch_size: int) -> None:
     shares, switches = _shares_on_an_uneven_host(batch_size)
-    assert min(shares) >= 0.975
+    assert min(shares) >= 0.98
     assert sum(shares) / len(shares) >= 0.99
-    assert switches <= 4
+    assert switches <= 6
 
 
 def test_what_the_graphs_take_is_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +152,60 @@ def test_graph_times_taken_while_others_used_the_gpu_are_made_up_for() -> None:
         subject = _policy(priors)
         assert serve(subject, run).rate >= 0.98 * best_fixed_rate(run)
         assert subject.snapshot()["width_per_batch"] == {1: 64}
+
+
+REAL_TOKENS, FLAT_TOKENS, STEEP_TOKENS = (
+    (2.86, 3.14, 3.41, 3.67),
+    (2.88, 2.93, 2.96, 2.98),
+    (4.9, 6.0, 6.5, 6.9),
+)
+# Graph times at startup, the steps' true times, tokens, the width that is best by 5 to 33 %.
+WRONG_PRIORS = {
+    "order inverted": ((7.02, 7.66, 6.55, 8.26), (6.85, 6.98, 7.45, 8.66), FLAT_TOKENS, (8, 16)),
+    "long contexts": ((6.97, 7.46, 6.97, 12.76), (7.59, 8.69, 11.69, 22.16), FLAT_TOKENS, (8,)),
+    "half of what steps take": (
+        (3.0, 3.07, 3.31, 3.91),
+        (6.85, 7.17, 8.35, 11.38),
+        (2.77, 3.05, 3.33, 3.59),
+        (16,),
+    ),
+    "one far too slow": ((14.56, 14.15, 22.64, 33.35), (10.2, 12.9, 18.6, 30.5), REAL_TOKENS, (8,)),
+    "twice what steps take": ((12.93, 15.78, 20.41, 22.05), (7.6, 7.9, 8.9, 10.9), STEEP_TOKENS, (16,)),
+}
+
+
+def _constant_steps(name: str) -> int:
+    """The width at which steps without any noise end, after 4,000 of them."""
+    priors, times, tokens, _ = WRONG_PRIORS[name]
+    subject = _policy({(4, width): ms for width, ms in zip(WIDTHS, priors, strict=True)})
+    for _ in range(4000):
+        at = WIDTHS.index(subject.choose(4))
+        subject.costs.observe(4, WIDTHS[at], times[at])
+        seen = [4 * count if other <= at else -1 for other, count in enumerate(tokens)]
+        subject.gains.observe(WIDTHS[at], seen, 4)
+    return subject.snapshot()["width_per_batch"][4]
+
+
+@pytest.mark.parametrize("name", WRONG_PRIORS)
+def test_wrong_graph_times_do_not_lock_it_in(name: str) -> None:
+    assert _constant_steps(name) in WRONG_PRIORS[name][3]
+
+
+def test_trying_the_neighbours_is_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "EXPLORE_AFTER", 10**9)
+    assert _constant_steps("one far too slow") == 16
+
+
+def test_a_small_batchs_luck_makes_few_switches() -> None:
+    runs = [steps(MEASURED, 8, seed=1300 + seed, text=STEEP) for seed in range(4)]
+    switches: dict[float, int] = {}
+    for half_life in (HALF_LIFE, 128.0):
+        for run in runs:
+            subject = _policy(MEASURED, gains=GainEstimator(WIDTHS, half_life=half_life))
+            assert serve(subject, run, tally=8).rate >= 0.985 * best_fixed_rate(run)
+            switches[half_life] = switches.get(half_life, 0) + subject.snapshot()["switches"]
+    assert switches[HALF_LIFE] <= 16
+    assert switches[128.0] >= 32, "the control"
 
 
 def test_it_follows_a_change_of_load() -> None:
@@ -255,4 +311,4 @@ def test_trials_cost_less_than_a_hundredth(batch_size: int, text: Text) -> None:
 
 def test_the_bound_on_trials_is_what_keeps_them_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "MAX_TRIAL_LOSS", 1e9)
-    assert _lost_on_trials(8, STEEP, trial_interval=8) > 0.015
+    assert _lost_on_trials(8, STEEP, trial_interval=8) > 0.01
