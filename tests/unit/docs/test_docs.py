@@ -260,8 +260,11 @@ def test_the_numbers_of_the_width_are_those_of_the_code() -> None:
         f"Every {constant('width/policy.py', 'DWELL_STEPS')} steps",
         f"tried for {constant('width/policy.py', 'TRIAL_STEPS')} steps",
         f"once in {constant('width/policy.py', 'TRIAL_INTERVAL')} steps",
+        f"From the {constant('width/policy.py', 'EXPLORE_AFTER')}th step",
     ):
         assert sentence in text
+    readme = " ".join(Page(ROOT / "README.md").text.split())
+    assert f"at least {100 * constant('width/policy.py', 'MARGIN'):.0f} % better" in readme
 
 
 def test_the_keys_of_the_widths_are_those_of_the_code() -> None:
