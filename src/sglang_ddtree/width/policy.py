@@ -54,7 +54,8 @@ class WidthPolicy:
     one's width as it left it. Within a bucket the choice is made anew every `dwell_steps` steps: the current width is
     left for a known one that is better by `margin`. A width of which the time is unmeasured or doubtful, or the gain
     extrapolated, is first run on trial if it might be better: `trial_steps` steps, each width once in
-    `trial_interval` steps of the bucket, and more rarely where trials would cost more than 1 % of its tokens. Where
+    `trial_interval` steps of the bucket, and more rarely where trials would cost more than 1 % of its tokens; an
+    unmeasured neighbour of the current width also if nothing speaks for it, from step `EXPLORE_AFTER` on. Where
     nothing is ever measured the priors count as known times.
 
     The state is a function of the calls made: equal calls, equal choices.
