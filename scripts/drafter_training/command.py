@@ -12,6 +12,7 @@ from typing import Any
 from sglang_ddtree.bench.prompt_sets import BUILT_IN, Prompt, PromptError
 from sglang_ddtree.bench.tokens import TokenizerError
 from sglang_ddtree.host.checkpoint import CheckpointError
+from sglang_ddtree.usage import UsageError, require_checkpoint
 
 from .progress import TrainingError
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         arguments.run(arguments)
-    except (TrainingError, CheckpointError, PromptError, TokenizerError, OSError) as error:
+    except (TrainingError, CheckpointError, PromptError, TokenizerError, UsageError, OSError) as error:
         print(f"train_drafter.py {arguments.command}: error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -363,6 +364,7 @@ def _load(arguments: argparse.Namespace, dtype: Any = None) -> Any:
 def _encode(model: str, prompts: list[Prompt]) -> list[list[int]]:
     from sglang_ddtree.bench.tokens import encode
 
+    require_checkpoint("--model", model)
     return encode(model, prompts, trust_remote_code=False)[0]
 
 

@@ -73,7 +73,7 @@ OPTIONS = (
         high=1024,
         word=AUTO,
         help="Nodes of the draft tree, the root not counted: the target verifies budget + 1 tokens a step. "
-        f"{AUTO} verifies 8 to 64 tokens, each step the number with the most expected tokens per second.",
+        f"{AUTO} verifies 8 to 64 tokens, each step the number with the most expected tokens per millisecond.",
     ),
     Option(
         "topk_cap",

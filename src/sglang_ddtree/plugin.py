@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 
-from .cpu.platform import PLATFORM_NAME, is_selected
+from .cpu.platform import first_advice, is_selected
 from .host import contract, guard
 
 logger = logging.getLogger(__name__)
@@ -53,21 +53,14 @@ def _load() -> None:
     try:
         _register()
     except Exception as error:
-        _stand_aside(f"sglang_ddtree could not register DDTREE: {type(error).__name__}: {error}{_hint()}")
+        problem = f"sglang_ddtree could not register DDTREE: {type(error).__name__}: {error}"
+        _stand_aside(first_advice(problem))
         logger.debug("registration failed", exc_info=True)
 
 
 def failure() -> str | None:
     """Why `load` registered nothing in this process; None when it did or was not called."""
     return _failure
-
-
-def _hint() -> str:
-    import torch
-
-    if torch.cuda.is_available() or is_selected():
-        return ""
-    return f". There is no NVIDIA GPU here: on a CPU set SGLANG_PLATFORM={PLATFORM_NAME}"
 
 
 def _register() -> None:

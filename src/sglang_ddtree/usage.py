@@ -9,6 +9,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from .config import OPTIONS
+from .host.checkpoint import is_missing
 
 BUDGET = next(option for option in OPTIONS if option.field == "budget")
 
@@ -34,6 +35,12 @@ def require_server_url(flag: str, url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UsageError(f"{flag} must be like http://127.0.0.1:30000, got {url}.")
     return url
+
+
+def require_checkpoint(flag: str, path: str) -> None:
+    """Raise `UsageError` unless `path` is there, or can be a hub id."""
+    if is_missing(path):
+        raise UsageError(f"{flag} {path}: no such folder.")
 
 
 def own_flags(tool: str, *, model: str, draft: str, algorithm: str, budget: str) -> dict[str, str]:

@@ -137,6 +137,13 @@ def prompts(arguments: argparse.Namespace) -> list[Prompt]:
         raise UsageError(str(error)) from error
 
 
+def check_checkpoints(arguments: argparse.Namespace) -> None:
+    """Raise `UsageError` naming the flag whose folder is not there."""
+    usage.require_checkpoint("--model", arguments.model)
+    if arguments.draft is not None:
+        usage.require_checkpoint("--draft", arguments.draft)
+
+
 def check_numbers(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` naming the flag whose number is out of range or there twice."""
     for flag in ("--runs", "--max-new-tokens", "--limit", "--concurrency"):

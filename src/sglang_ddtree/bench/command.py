@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure what the command line asks for; the exit code is that of the command."""
     try:
         usage.check_numbers(arguments)
+        usage.check_checkpoints(arguments)
         arms, words, prompts = usage.arms(arguments), usage.server_words(arguments), usage.prompts(arguments)
         folder = _make_folder(arguments.out)
     except UsageError as error:

@@ -215,11 +215,20 @@ class Measured:
 
     def begin(self, concurrency: int, temperature: float) -> None:
         self._cell, self._runs = (concurrency, temperature), []
-        self.progress.say(f"{self.result.arm.name}: concurrency {concurrency}, temperature {temperature:g}")
-        self.warm_up(WARM_UP_TOKENS)
+        self.progress.say(self._where())
+        self._warm_up(WARM_UP_TOKENS)
         self._before = settled(self.server.metrics)
 
-    def warm_up(self, tokens: int) -> None:
+    def wake_up(self, tokens: int) -> None:
+        """Before a later run of the cell, where the server was paused since the one before."""
+        self.progress.say(f"{self._where()}, run {len(self._runs) + 1} of {self.plan.runs}")
+        self._warm_up(tokens)
+
+    def _where(self) -> str:
+        concurrency, temperature = self._cell
+        return f"{self.result.arm.name}: concurrency {concurrency}, temperature {temperature:g}"
+
+    def _warm_up(self, tokens: int) -> None:
         """As many requests as the cell has at a time; the server is idle after it."""
         concurrency, temperature = self._cell
         prompts = [self.prompts[index % len(self.prompts)] for index in range(concurrency)]

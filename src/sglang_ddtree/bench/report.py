@@ -62,6 +62,9 @@ def notes(plan: Plan, results: Sequence[ArmResult], arms: Sequence[Mapping[str, 
         found.append(
             "Above temperature 0 every arm draws other texts, of other lengths: compare acceptance with care."
         )
+    measured = {arm["name"] for arm in arms if arm["cells"]}
+    if 0 in plan.temperatures and measured and "AR" not in measured:
+        found.append("Greedy texts were not compared with plain decoding's, since no arm AR was measured.")
     for arm in arms:
         for cell in arm["cells"]:
             found += _cell_notes(arm, cell)

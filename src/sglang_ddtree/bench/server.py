@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..client import Client, RequestFailed
-from ..cpu.platform import is_selected
+from ..cpu.platform import first_advice, is_selected
 from ..demo.server import ServerFailed, ServerProcess, cpu_environment
 from .arms import Arm
 from .flow import ArmFailed
@@ -24,6 +24,7 @@ _NAMES_ERROR = re.compile(r"(Error|Exception|error): |^[\w.]*(Error|Exception)$"
 _FOLLOWS = re.compile(
     r"^EOFError$|RuntimeError: (Rank \d+ scheduler died during initialization|Initialization failed)"
 )
+_LACKS_MODULE = re.compile(r"(ModuleNotFound|Import)Error: ")
 _STAMP = re.compile(r"\[\d{4}-\d\d-\d\d[^\]]*\] ")
 
 
@@ -136,7 +137,10 @@ class Servers:
                 try:
                     process.wait_until_ready(self.start_timeout)
                 except ServerFailed as error:
-                    reason = f"{str(error).partition(';')[0]}: {last_error(error.log)}"
+                    cause = last_error(error.log)
+                    if _LACKS_MODULE.search(cause):
+                        cause = first_advice(cause)
+                    reason = f"{str(error).partition(';')[0]}: {cause}"
                     raise ArmFailed(f"{reason} (log: {log_path})", _STAMP.sub("", reason)) from error
                 return RunningServer(process.base_url, process)
 

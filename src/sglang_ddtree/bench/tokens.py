@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..host.checkpoint import is_missing
 from .prompt_sets import Prompt
 
 
@@ -22,8 +21,6 @@ def encode(model: str, prompts: Sequence[Prompt], trust_remote_code: bool) -> tu
     """
     from transformers import AutoTokenizer
 
-    if is_missing(model):
-        raise TokenizerError(f"--model {model}: no such folder.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -43,7 +43,7 @@ def measure_in_turns(
                         if number == 0:
                             arm.begin(*cell)
                         else:
-                            arm.warm_up(WAKE_UP_TOKENS)
+                            arm.wake_up(WAKE_UP_TOKENS)
                         arm.run()
                         if number == plan.runs - 1:
                             arm.end()

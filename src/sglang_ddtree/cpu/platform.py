@@ -5,11 +5,24 @@ from __future__ import annotations
 import os
 
 PLATFORM_NAME = "ddtree_cpu"
+NO_GPU = f"there is no NVIDIA GPU here: on a CPU set SGLANG_PLATFORM={PLATFORM_NAME}"
 
 
 def is_selected() -> bool:
     """Whether this process was told to run on the CPU platform (``SGLANG_PLATFORM=ddtree_cpu``)."""
     return os.environ.get("SGLANG_PLATFORM") == PLATFORM_NAME
+
+
+def first_advice(problem: str) -> str:
+    """`problem` behind what to do first where there is neither an NVIDIA GPU nor this platform.
+
+    What fails there first, a package that only GPU servers need, is not what to mend.
+    """
+    import torch
+
+    if is_selected() or torch.cuda.is_available() or NO_GPU in problem:
+        return problem
+    return f"{NO_GPU} ({problem})"
 
 
 def activate() -> str | None:

@@ -23,6 +23,10 @@ from sglang_ddtree.usage import UsageError, join_server_args
 
 NEW_TOKENS = 128
 START_TIMEOUT = 600  # seconds
+ABOUT_THE_ANSWERS = (
+    "A model of 135M parameters answers simply and sometimes wrongly. What counts is that the three texts of each "
+    "answer, by plain decoding, DFLASH and DDTREE, are identical."
+)
 SERVER_OPTIONS = {
     "dtype": "float32",  # in bfloat16 near ties between tokens depend on the batch's shape
     "max_running_requests": 4,
@@ -106,6 +110,7 @@ def _compare(budget: int, prompts: list[str], json_path: Path | None) -> None:
     texts = _chat_texts(checkpoint, prompts)
     answers = {}
     with _server("ddtree", checkpoint, budget) as server:
+        print(f"\n{ABOUT_THE_ANSWERS}")
         _stream_answers(server, prompts)
         answers["ddtree"] = _generate(server, texts)
     for name in ("plain", "dflash"):

@@ -41,8 +41,8 @@ def read_config(path: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def is_missing(path: str) -> bool:
-    """Whether `path` is no hub id (one name, or two with a slash between) and nothing lies there."""
-    return not Path(path).exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
+    """Whether `path` is no hub id (owner/name) and nothing lies there: the hub's client would retry for a minute."""
+    return not Path(path).exists() and (path.startswith(("/", ".", "~")) or path.count("/") != 1)
 
 
 def shown(value: Any) -> str:

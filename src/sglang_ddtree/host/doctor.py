@@ -10,8 +10,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from ..config import OPTIONS
-from ..cpu.platform import PLATFORM_NAME, is_selected
+from ..cpu.platform import NO_GPU, PLATFORM_NAME, first_advice, is_selected
 from ..patch import installation as patch
+from ..usage import UsageError, require_checkpoint
 from . import contract, hooks
 from .source_tree import installed_root
 
@@ -150,7 +151,9 @@ def _guarded(section: str, check: Callable[[], Iterator[Finding]]) -> list[Findi
     try:
         return list(check())
     except Exception as error:
-        return [Finding(section, type(error).__name__, FAIL, str(error))]
+        # On a machine without a GPU SGLang's own modules lack packages.
+        detail = first_advice(str(error)) if isinstance(error, ImportError) else str(error)
+        return [Finding(section, type(error).__name__, FAIL, detail)]
 
 
 def _hooks() -> Iterator[Finding]:
@@ -188,8 +191,7 @@ def _device() -> Iterator[Finding]:
                 "device", f"cuda:{index}", OK, f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB"
             )
     else:
-        detail = f"no NVIDIA GPU; on a CPU set SGLANG_PLATFORM={PLATFORM_NAME} in the environment"
-        yield Finding("device", "cuda", FAIL, detail)
+        yield Finding("device", "cuda", FAIL, NO_GPU)
 
 
 def _shims() -> Iterator[Finding]:
@@ -203,8 +205,9 @@ def _shims() -> Iterator[Finding]:
 
 def _options() -> Iterator[Finding]:
     for option in OPTIONS:
-        default = str(option.default).lower()
-        yield Finding("options", option.flag, OK, f"default {default}, {option.allowed}. {option.help}")
+        default = option.default_text or str(option.default).lower()
+        detail = f"not set: {default}; may be {option.allowed}. {option.help}"
+        yield Finding("options", option.flag, OK, detail)
 
 
 def _drafter(draft: str, model: str | None) -> Iterator[Finding]:
@@ -215,8 +218,10 @@ def _drafter(draft: str, model: str | None) -> Iterator[Finding]:
         yield Finding("drafter", draft, FAIL, "give --model too: a drafter fits one target")
         return
     try:
+        require_checkpoint("--draft", draft)
+        require_checkpoint("--model", model)
         report = check_drafter(draft, model)
-    except CheckpointError as error:
+    except (UsageError, CheckpointError) as error:
         yield Finding("drafter", draft, FAIL, str(error))
         return
     for name, value in asdict(report).items():
@@ -232,6 +237,11 @@ def _target(model: str) -> Iterator[Finding]:
     from ..config import DDTreeConfig
     from .refusals import target_problems
 
+    try:
+        require_checkpoint("--model", model)
+    except UsageError as error:
+        yield Finding("target", model, FAIL, str(error))
+        return
     config = ModelConfig(model, trust_remote_code=False)  # as a server without further flags reads it
     problems = list(target_problems(config, DDTreeConfig()))
     for problem in problems:

@@ -119,4 +119,6 @@ def _as_text(report: dict[str, Any]) -> str:
             if file["state"] == "changed":
                 lines.append(f"    found    {file['found']}")
                 lines.append(f"    expected {file['original']} (original) or {file['patched']} (patched)")
+    if report["done"] and report["action"] != "status":
+        lines.append("Restart servers afterwards.")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..usage import BUDGET
+from ..usage import BUDGET, UsageError, require_checkpoint
 
 DESCRIPTION = """\
 Draw the tree of the first decode step behind a prompt: what the drafter proposes, how probable it finds each path
@@ -46,11 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise SketchError(f"--budget must be a whole number {limits}, got {arguments.budget}.")
         if not arguments.draft.is_dir():
             raise SketchError(f"--draft {arguments.draft}: no such folder.")
+        require_checkpoint("--model", arguments.model)
         step, tokenizer = first_step(arguments.model, arguments.draft, arguments.prompt, arguments.budget)
         print(as_text(step, tokenizer.decode))
         if arguments.svg is not None:
             arguments.svg.write_text(as_svg(step, tokenizer.decode), encoding="utf-8")
-    except (SketchError, CheckpointError, TokenizerError, OSError) as error:
+    except (UsageError, SketchError, CheckpointError, TokenizerError, OSError) as error:
         print(f"sglang-ddtree tree: error: {error}", file=sys.stderr)
         return 2
     return 0

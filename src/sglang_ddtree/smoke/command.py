@@ -57,6 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         code = 1 if any(result.status == FAIL for result in found) else 0
     except (UsageError, RequestFailed) as reason:
         error, code = str(reason), 2
+        if isinstance(reason, RequestFailed) and reason.status is None:
+            flag = "--base-url" if asked == "health" else "--against"
+            error += f"; is the server up yet, and is {flag} right?"
         print(f"sglang-ddtree smoke: error: {error}", file=sys.stderr)
         if isinstance(reason, RequestFailed):
             found = _unanswered(asked, error, arguments.against is not None)

@@ -9,7 +9,6 @@ from sglang_ddtree import cli
 from sglang_ddtree.bench import arguments as usage
 from sglang_ddtree.bench import command
 from sglang_ddtree.bench.arms import Arm, parse_arm
-from sglang_ddtree.bench.tokens import TokenizerError, encode
 from sglang_ddtree.usage import BUDGET, join_server_args
 
 
@@ -59,7 +58,7 @@ def test_bad_arguments_are_refused_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     monkeypatch.setattr(command, "encode", lambda *_: pytest.fail("started"))
-    assert cli.main(["bench", "--model", "m", "--draft", "d", *arguments]) == 2
+    assert cli.main(["bench", "--model", "some/m", "--draft", "some/d", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -111,7 +110,25 @@ def test_the_budget_auto_is_an_arm_of_its_own() -> None:
     assert arm.server_arguments("m", "d", [])[-2:] == ["--speculative-ddtree-budget", "auto"]
 
 
-def test_a_target_that_is_no_folder_is_named_before_a_tokenizer_is_sought(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    with pytest.raises(TokenizerError, match=f"--model {missing}: no such folder."):
-        encode(str(missing), [], False)
+@pytest.mark.parametrize("flag", ["--model", "--draft"])
+@pytest.mark.parametrize("path", ["nowhere", "./nowhere", "/no/where", "~/nowhere", "a/b/c"])
+def test_a_folder_that_is_not_there_is_named_before_the_hub_is_asked(
+    flag: str,
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "encode", lambda *_: pytest.fail("asked"))
+    given = {"--model": "some/model", "--draft": "some/drafter", flag: path}
+    assert cli.main(["bench", *(word for pair in given.items() for word in pair)]) == 2
+    assert f"sglang-ddtree bench: error: {flag} {path}: no such folder.\n" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_and_hub_ids_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    usage.check_checkpoints(parse("--model", "owner/name", "--draft", "here"))
+    usage.check_checkpoints(parse("--model", str(tmp_path / "here")))

@@ -29,6 +29,7 @@ from sglang_ddtree.bench.server import last_error
 from sglang_ddtree.bench.table import table
 from sglang_ddtree.bench.timeline import Timeline
 from sglang_ddtree.client import RequestFailed
+from sglang_ddtree.cpu.platform import NO_GPU
 from sglang_ddtree.demo.server import ServerFailed, ServerProcess
 from unit.bench.fakes import ABOUT, INFO, FakeServer, FakeServers
 
@@ -155,7 +156,7 @@ def test_the_command_ends_with_1_when_an_arm_failed(
     monkeypatch.setattr(command, "encode", lambda *_: (IDS, True))
     monkeypatch.setattr(server, "Servers", lambda *_: FakeServers(arms))
     (tmp_path / "p.jsonl").write_text('{"prompt": "Hello"}\n' * len(IDS))
-    words = ["bench", "--model", "m", "--draft", "d", "--arm", "AR", "--arm", "DDTREE auto"]
+    words = ["bench", "--model", "some/m", "--draft", "some/d", "--arm", "AR", "--arm", "DDTREE auto"]
     words += ["--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path), "--temperature", "0"]
     assert cli.main(words) == code
     out = capsys.readouterr().out
@@ -237,7 +238,8 @@ def test_the_command_ends_with_1_after_two_servers_whose_logs_say_the_same(
     monkeypatch.setattr(command, "encode", lambda *_: (IDS, True))
     monkeypatch.setattr(server, "ServerProcess", Dead)
     arms = ["AR", "DFLASH", "DDTREE 16", "DDTREE auto"]
-    given = ["bench", "--model", "m", "--draft", "d", "--set", "math", "--limit", "6", "--out", str(tmp_path)]
+    given = ["bench", "--model", "some/m", "--draft", "some/d", "--set", "math", "--limit", "6"]
+    given += ["--out", str(tmp_path)]
     assert cli.main([*given, *(word for arm in arms for word in ("--arm", arm)), *words]) == 1
     assert len(started) == tried
     out = capsys.readouterr().out
@@ -274,6 +276,27 @@ def test_other_greedy_texts_are_an_error_in_float32_alone(tmp_path: Path, dtype:
     assert (greedy["identity"]["identical"], greedy["identity"]["earliest_difference"]) == (0, 2)
     assert sampled["identity"] is None
     assert "6 of 6 greedy texts differ from AR's, the earliest at token 2" in table(found)
+
+
+NOT_COMPARED = "note: Greedy texts were not compared with plain decoding's, since no arm AR was measured."
+
+
+@pytest.mark.parametrize(
+    ("plain", "temperature", "is_told"),
+    [
+        (None, (0.0, 1.0), True),
+        ("out of memory", (0.0,), True),
+        (FakeServer(INFO, 1), (0.0,), False),
+        (None, (1.0,), False),
+    ],
+)
+def test_greedy_texts_that_nothing_was_compared_with_are_told(
+    tmp_path: Path, plain: FakeServer | str | None, temperature: tuple[float, ...], is_told: bool
+) -> None:
+    arms = {} if plain is None else {"AR": plain}
+    found = run(FakeServers({**arms, "DFLASH": FakeServer(INFO, 2)}), tmp_path, temperature=temperature)
+    assert (NOT_COMPARED in table(found)) is is_told
+    assert NOT_COMPARED not in table(run(FakeServers({"DFLASH": "out of memory"}), tmp_path))
 
 
 def test_repeating_texts_cpu_and_few_runs_are_told(tmp_path: Path) -> None:
@@ -374,6 +397,49 @@ def test_a_server_that_does_not_start_gives_its_last_error_and_is_ended(
     with pytest.raises(ArmFailed, match=reason), servers.start(Arm("AR")):
         pytest.fail("started")
     assert len(stopped) == 1
+
+
+@pytest.mark.parametrize("name", ["AR", "DFLASH", "DDTREE 16"])
+@pytest.mark.parametrize(
+    ("error", "platform", "has_gpu", "is_told"),
+    [
+        ("ModuleNotFoundError: No module named 'torchvision'", None, False, True),
+        ("ModuleNotFoundError: No module named 'torchvision'", None, True, False),
+        ("ModuleNotFoundError: No module named 'torchvision'", "ddtree_cpu", False, False),
+        ("ValueError: no such model", None, False, False),
+        # What the plugin says already.
+        (f"RuntimeError: {NO_GPU} (ModuleNotFoundError: No module named 'torchvision')", None, False, True),
+    ],
+)
+def test_a_server_that_lacks_a_module_without_a_gpu_names_the_cpu_platform(
+    name: str,
+    error: str,
+    platform: str | None,
+    has_gpu: bool,
+    is_told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Dead(ServerProcess):
+        def __init__(self, arguments: Sequence[str], **_: Any) -> None:
+            pass
+
+        def wait_until_ready(self, timeout: float, on_wait: Any = None) -> None:
+            raise ServerFailed("the server ended with status 1", f"starting\n{error}\n")
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(server, "ServerProcess", Dead)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    monkeypatch.delenv("SGLANG_PLATFORM", raising=False)
+    if platform is not None:
+        monkeypatch.setenv("SGLANG_PLATFORM", platform)
+    servers = server.Servers("m", "d", [], tmp_path, 1.0)
+    with pytest.raises(ArmFailed) as caught, servers.start(parse_arm(name)):
+        pytest.fail("started")
+    assert caught.value.reason.count("on a CPU set SGLANG_PLATFORM=ddtree_cpu (") == is_told
+    assert error.partition(": ")[2] in caught.value.reason
 
 
 class Page(HTMLParser):

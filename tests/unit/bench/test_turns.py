@@ -74,6 +74,17 @@ def test_runs_follow_each_other_arm_by_arm_and_nobody_runs_out_of_turn(tmp_path:
     assert any("in turns" in note for note in found["notes"])
 
 
+def test_every_run_has_its_line_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = FakeServers({"AR": FakeServer(INFO, 1), "DFLASH": FakeServer(INFO, 2)})
+    run(servers, tmp_path, runs=3)
+    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in said if "concurrency" in line] == [
+        f"{name}: concurrency 2, temperature 0{later}"
+        for later in ("", ", run 2 of 3", ", run 3 of 3")
+        for name in ("AR", "DFLASH")
+    ]
+
+
 def test_the_speed_up_is_the_median_of_run_over_run(tmp_path: Path) -> None:
     """The machine is slow in another run each; the medians would say 4 and 3."""
     turns: list[str] = []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,23 @@ def test_a_demo_that_fails_leaves_the_reason_in_the_file(
     monkeypatch.setattr(runner, "_chat_texts", lambda *_: ["text"])
     assert runner.main(["--json", str(path)]) == 1
     assert "ValueError: no such page size" in json.loads(path.read_text())["error"]
+
+
+def test_what_counts_is_said_once_before_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"output_ids": [1], "meta_info": {}}
+    monkeypatch.setattr(target, "prepare", lambda: tmp_path)
+    monkeypatch.setattr(runner, "_require_openai", lambda: None)
+    monkeypatch.setattr(runner, "_chat_texts", lambda *_: ["text"])
+    monkeypatch.setattr(runner, "_server", lambda *_: nullcontext())
+    monkeypatch.setattr(runner, "_stream_answers", lambda *_: print("an answer"))
+    monkeypatch.setattr(runner, "_generate", lambda *_: [answer])
+    assert runner.main([]) == 0
+    before, _, after = capsys.readouterr().out.partition("an answer")
+    assert before.count("135M parameters answers simply and sometimes wrongly") == 1
+    assert "the three texts of each answer, by plain decoding, DFLASH and DDTREE, are identical" in before
+    assert "135M" not in after
 
 
 def test_paths_are_printed_and_nothing_is_made(

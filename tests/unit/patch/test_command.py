@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_ddtree import cli
-from sglang_ddtree.patch import command
+from sglang_ddtree.patch import command, operations
 from sglang_ddtree.patch.installation import JOURNAL
 from unit.patch import trees
 
@@ -30,6 +30,20 @@ def test_exit_codes_of_a_round_trip(root: Path, capsys: pytest.CaptureFixture[st
     assert output.err.count("refused, nothing was changed") == 2
     for file in trees.FILES:
         assert f"found    {trees.PATCHED[file]}" in output.err
+
+
+@pytest.mark.parametrize(
+    ("action", "is_last"), [("status", False), ("apply", True), ("revert", True), ("revert", False)]
+)
+def test_what_was_changed_ends_with_the_restart(
+    root: Path, action: str, is_last: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if action == "revert" and is_last:
+        operations.apply(root)
+    call(action, root)
+    printed = capsys.readouterr()
+    assert printed.out.endswith("\nRestart servers afterwards.\n") is is_last
+    assert ("Restart" in printed.out + printed.err) is is_last
 
 
 def test_json_names_state_files_and_problems(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,7 @@ def test_the_largest_tree_that_a_server_builds_is_drawn(
         ({}, ["--budget", "0"], "--budget must be a whole number from 1 to 1024, got 0"),
         ({}, ["--budget", "1025"], "--budget must be a whole number from 1 to 1024, got 1025"),
         ({}, ["--draft", "nowhere"], "--draft nowhere: no such folder"),
+        ({}, ["--model", "nowhere"], "--model nowhere: no such folder"),
         ({"hidden_size": 48}, [], "cannot be used by DDTREE"),
         ({"is_causal": True}, [], "only drafters with full attention"),
     ],

@@ -199,6 +199,7 @@ def test_nobody_at_an_address_is_exit_code_2(
     assert printed.out == ""
     assert f"sglang-ddtree smoke: error: {gone}/" in printed.err
     assert "Connection refused" in printed.err
+    assert printed.err.endswith(f"; is the server up yet, and is {role} right?\n")
 
 
 @pytest.mark.parametrize(("role", "failed"), [("--base-url", "health"), ("--against", "identity")])
@@ -214,6 +215,7 @@ def test_nobody_at_an_address_is_a_report_with_the_failed_check(
     assert (report["base_url"], report["against"]) == (urls["--base-url"], urls["--against"])
     assert report["error"].startswith(f"{gone}/")
     assert "Connection refused" in report["error"]
+    assert report["error"].endswith(f"; is the server up yet, and is {role} right?")
     assert [one["check"] for one in report["checks"]] == [*ALL, "identity"]
     by_name = {one["check"]: one for one in report["checks"]}
     assert by_name.pop(failed) == {"check": failed, "status": "FAIL", "detail": report["error"]}

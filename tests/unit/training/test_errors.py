@@ -127,6 +127,8 @@ def test_prompts_that_cannot_be_read(
     several = ["chat", "--temperature", 0, 0.7, 0, 1, "--repeat", 3]
     assert "same greedy answer" in error_of([*given, *several], capsys)
     assert "must not be below 0" in error_of([*given, "chat", "--temperature", -1], capsys)
+    given[given.index("--model") + 1] = "nowhere"
+    assert "--model nowhere: no such folder" in error_of([*given, "chat"], capsys)
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
