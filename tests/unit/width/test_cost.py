@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sglang_ddtree.width import CostTable
-from sglang_ddtree.width.cost import AFTER, ENOUGH_SAMPLES, SAMPLES, STALE_AFTER, STAY
+from sglang_ddtree.width.pace import AFTER, ENOUGH_SAMPLES, SAMPLES, STALE_AFTER, STAY
 
 PRIORS = {(1, 8): 1.0, (4, 8): 2.0, (16, 8): 3.0, (1, 16): 1.5, (8, 16): 2.5, (4, 32): 4.0}
 

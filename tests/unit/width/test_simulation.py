@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sglang_ddtree.width import CostTable, GainEstimator, WidthPolicy, cost, policy
+from sglang_ddtree.width import CostTable, GainEstimator, WidthPolicy, pace, policy
 from sglang_ddtree.width.gain import HALF_LIFE
 from unit.width.server_cases import (
     CHAIN_MS,
@@ -135,8 +135,8 @@ def test_a_host_whose_pace_changes_does_not_mislead_it(batch_size: int) -> None:
 
 
 def test_what_the_graphs_take_is_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "GROWTH", 50.0)
-    monkeypatch.setattr(cost, "SPREAD", 5.0)
+    monkeypatch.setattr(pace, "GROWTH", 50.0)
+    monkeypatch.setattr(pace, "SPREAD", 5.0)
     shares, _ = _shares_on_an_uneven_host(16)
     assert min(shares) < 0.95
 
