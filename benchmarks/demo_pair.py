@@ -7,7 +7,9 @@ batch size in each of `--rounds`, so that what is compared was measured within s
 rounds of what two arms did in the same round. Dummy weights would accept nothing: this needs the real pair. Texts of 16
 bits part where the target's two best tokens are nearly tied, for the chain's verify as for the tree's, since both
 compute in other shapes than plain decoding. So every parting is kept with the gap, in nats, between plain decoding's
-two best tokens there, and whether the other text took the second of them.
+two best tokens there, and whether the other text took the second of them. A text parts once, which gives few partings:
+`--restarts N` starts anew behind every N tokens of plain decoding's texts, whose first arm must be AR, and counts how
+often the next N tokens differ.
 """
 
 from __future__ import annotations
@@ -105,6 +107,12 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
         profile(engine, prompts[0], arguments.profile / name.replace(",", "").replace(" ", "-"))
     if arguments.texts:
         result["texts"] = texts(engine, prompts[: arguments.texts], ranked=name == "AR")
+    if arguments.restarts:
+        # Arms take their first turns one after the other, AR before all.
+        plain = arguments.out.with_suffix(".plain.json")
+        if name == "AR":
+            plain.write_text(json.dumps([text["ids"] for text in result["texts"]]))
+        result["restarts"] = restarts(engine, prompts, json.loads(plain.read_text()), arguments.restarts)
     for temperature, batch in cells:
         rate(engine, prompts, batch, temperature)  # with its prompts in the prefix cache from here on
     for _ in range(arguments.rounds):
@@ -175,6 +183,37 @@ def texts(engine: Any, prompts: list[list[int]], *, ranked: bool) -> list[dict[s
                 row["gap"] = [round(best[0] - second[0], 5) for best, second in tops]
             found.append(row)
     return found
+
+
+def restarts(engine: Any, prompts: list[list[int]], plain: list[list[int]], every: int) -> dict[str, Any]:
+    """How often `every` tokens differ from plain decoding's, begun behind every `every` tokens of it.
+
+    The first token is the prefill's in every arm, and comes from no verify: where it differs nothing is counted.
+    """
+    asked, expected = [], []
+    for prompt, text in zip(prompts, plain, strict=False):
+        for begin in range(0, len(text) - every + 1, every):
+            asked.append(prompt + text[:begin])
+            expected.append(text[begin : begin + every])
+    sampling = {"temperature": 0, "max_new_tokens": every, "ignore_eos": True}
+    starts = parted = tokens = 0
+    for first in range(0, len(asked), 64):
+        answers = engine.generate(input_ids=asked[first : first + 64], sampling_params=sampling)
+        for answer, right in zip(answers, expected[first : first + 64], strict=True):
+            pairs = enumerate(zip(answer["output_ids"], right, strict=True))
+            position = next((i for i, (a, b) in pairs if a != b), None)
+            if position == 0:
+                continue
+            starts += 1
+            parted += position is not None
+            # Positions at which it could have parted, the one where it did included.
+            tokens += every - 1 if position is None else position
+    return {
+        "starts": starts,
+        "parted": parted,
+        "tokens": tokens,
+        "per_1000": round(1000 * parted / tokens, 2),
+    }
 
 
 def partings(plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -270,9 +309,14 @@ def main() -> None:
     parser.add_argument("--batch-sampled", type=int, nargs="*", default=[1, 8], help="at temperature 1")
     parser.add_argument("--profile", type=Path, help="a folder for profiles")
     parser.add_argument("--texts", type=int, default=0, help="greedy texts to compare with plain decoding's")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="tokens from one start in plain's texts to the next"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run", choices=list(ARMS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.restarts and not (arguments.texts and (arguments.arm or list(ARMS))[0] == "AR"):
+        parser.error("--restarts needs --texts and AR as its first arm: it starts in plain decoding's texts")
     if arguments.run:
         run_arm(arguments.run, arguments)
         return
