@@ -26,6 +26,8 @@ from typing import Any
 
 import side_by_side
 
+from sglang_ddtree.bench.checks import first_difference
+
 TREE = {"speculative_algorithm": "DDTREE"}
 TREE_32 = {**TREE, "speculative_ddtree_budget": 32}
 ARMS: dict[str, dict[str, Any]] = {
@@ -91,12 +93,7 @@ def run_arm(name: str, arguments: argparse.Namespace) -> None:
     startup = time.perf_counter() - start
     side_by_side.wait_for_turn()
     most = int(options["max_running_requests"])
-    cells = [
-        (temperature, batch)
-        for temperature, batches in ((0.0, arguments.batch), (1.0, arguments.batch_sampled))
-        for batch in batches
-        if batch <= most
-    ]
+    cells = [(temperature, batch) for temperature, batch in cells_of(arguments) if batch <= most]
     found: dict[str, dict[str, list[float]]] = {"0.0": {}, "1.0": {}}
     result: dict[str, Any] = {
         "startup_s": round(startup, 1),
@@ -200,8 +197,7 @@ def restarts(engine: Any, prompts: list[list[int]], plain: list[list[int]], ever
     for first in range(0, len(asked), 64):
         answers = engine.generate(input_ids=asked[first : first + 64], sampling_params=sampling)
         for answer, right in zip(answers, expected[first : first + 64], strict=True):
-            pairs = enumerate(zip(answer["output_ids"], right, strict=True))
-            position = next((i for i, (a, b) in pairs if a != b), None)
+            position = first_difference(answer["output_ids"], right)
             if position == 0:
                 continue
             starts += 1
@@ -220,8 +216,7 @@ def partings(plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[d
     """Where each text leaves plain decoding's: position, gap in nats, whether it took the second best token."""
     found = []
     for mine, theirs in zip(plain, other, strict=True):
-        pairs = enumerate(zip(mine["ids"], theirs["ids"], strict=True))
-        position = next((i for i, (a, b) in pairs if a != b), None)
+        position = first_difference(mine["ids"], theirs["ids"])
         if position is not None:
             found.append(
                 {
@@ -296,17 +291,32 @@ def shown(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key not in ("texts", "widths")}
 
 
-def main() -> None:
+def pair_parser(
+    description: str | None, batch: list[int], batch_sampled: list[int]
+) -> argparse.ArgumentParser:
+    """What every script that runs the pair asks for; `batch` and `batch_sampled` are defaults."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batch", type=int, nargs="+", default=batch)
+    parser.add_argument(
+        "--batch-sampled", type=int, nargs="*", default=batch_sampled, help="at temperature 1"
+    )
+    return parser
+
+
+def cells_of(arguments: argparse.Namespace) -> list[tuple[float, int]]:
+    """Temperature and batch of everything that is timed."""
+    return [(0.0, batch) for batch in arguments.batch] + [(1.0, batch) for batch in arguments.batch_sampled]
+
+
+def main() -> None:
+    parser = pair_parser(__doc__, batch=[1, 8], batch_sampled=[1, 8])
     parser.add_argument("--arm", action="append", choices=list(ARMS), help="only these arms")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--batch-sampled", type=int, nargs="*", default=[1, 8], help="at temperature 1")
     parser.add_argument("--profile", type=Path, help="a folder for profiles")
     parser.add_argument("--texts", type=int, default=0, help="greedy texts to compare with plain decoding's")
     parser.add_argument(

@@ -17,36 +17,25 @@ import math
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from demo_pair import ARMS, COMMON, read_prompts
+from demo_pair import ARMS, COMMON, NEW_TOKENS, cells_of, pair_parser, read_prompts
 
-NEW_TOKENS = 128
 WARM_ROUNDS = 2
 DRAWS = 500
 Seconds = dict[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--drafter", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--batch-sampled", type=int, nargs="*", default=[1], help="at temperature 1")
+    parser = pair_parser(__doc__, batch=[1, 2, 4, 8, 16, 32, 64], batch_sampled=[1])
     parser.add_argument(
         "--rounds", type=int, default=4, help="of a batch size, one after the other, in a pass"
     )
     parser.add_argument("--minutes", type=float, default=3.0, help="passes end after that time")
     parser.add_argument("--times", type=Path, help="a file for the steps' times, one line each")
-    parser.add_argument("--wait-for", type=Path, help="do not measure before this file is there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pin = Path(folder) / "width"
@@ -68,11 +57,8 @@ def run(arguments: argparse.Namespace, pin: Path) -> None:
         **ARMS["DDTREE auto"],
     )
     prompts = read_prompts(arguments.prompts, arguments.target)
-    print("ready", file=sys.stderr, flush=True)
-    while arguments.wait_for and not arguments.wait_for.exists():
-        time.sleep(0.2)
     widths = sorted(int(width) for width in counters(engine)["expected_tokens"])
-    cells = [(0.0, batch) for batch in arguments.batch] + [(1.0, batch) for batch in arguments.batch_sampled]
+    cells = cells_of(arguments)
     found: dict[str, Seconds] = {name_of(cell): {} for cell in cells}
     draw = random.Random(1)
     engine.generate(input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": 8})

@@ -46,6 +46,9 @@ class _Bucket:
     tried: int | None = None
     next_trials: dict[int, int] = field(default_factory=dict)
 
+    def may_try(self, width: int) -> bool:
+        return self.steps >= self.next_trials.get(width, 0)
+
 
 class WidthPolicy:
     """Chooses the width with the most expected tokens per millisecond, and does not flap.
@@ -198,7 +201,7 @@ class WidthPolicy:
             hope = self.gains.optimistic(width, bucket.width) / self.costs.optimistic(size, width)
             # What is known roughly is tried again if that might still make it the choice.
             least = here * (1 + self._margin) if known else here
-            if hope > max(least, best_hope) and bucket.steps >= bucket.next_trials.get(width, 0):
+            if hope > max(least, best_hope) and bucket.may_try(width):
                 trial, best_hope = width, hope
         if best != bucket.width:
             self._switch(bucket, best)
@@ -215,7 +218,7 @@ class WidthPolicy:
             return None
         at = widths.index(bucket.width)
         for width in widths[max(0, at - 1) : at + 2]:
-            if not self.costs.is_measured(size, width) and bucket.steps >= bucket.next_trials.get(width, 0):
+            if not self.costs.is_measured(size, width) and bucket.may_try(width):
                 return width
         return None
 
