@@ -101,7 +101,7 @@ class _Drafts:
             anchor = len(self.prompt) + done - 1
             hidden = self._drafter(embeds, self._features[:, :anchor])[:, 1:]
             logits = hidden @ self._target.get_output_embeddings().weight.T
-            made = draft_candidates_torch(logits, min(self.topk_cap, logits.shape[-1]))
+            made, _ = draft_candidates_torch(logits, min(self.topk_cap, logits.shape[-1]))
             self._made[done] = DraftCandidates(made.token_ids.cpu(), made.logprobs.cpu())
         return self._made[done]
 

@@ -18,6 +18,7 @@ def environment(
     argmax: bool = False,
     logits: bool = False,
     chain: bool = False,
+    stray: bool = False,
     unproven: bool = False,
     widths: Sequence[int] = (),
 ) -> dict[str, str]:
@@ -27,7 +28,13 @@ def environment(
         variables["DDTREE_PROBE_TRACE"] = str(trace)
     if script is not None:
         variables["DDTREE_PROBE_SCRIPT"] = str(script)
-    for name, wanted in (("ARGMAX", argmax), ("LOGITS", logits), ("CHAIN", chain), ("UNPROVEN", unproven)):
+    for name, wanted in (
+        ("ARGMAX", argmax),
+        ("LOGITS", logits),
+        ("CHAIN", chain),
+        ("STRAY", stray),
+        ("UNPROVEN", unproven),
+    ):
         if wanted:
             variables[f"DDTREE_PROBE_{name}"] = "1"
     if widths:

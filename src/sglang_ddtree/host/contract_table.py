@@ -258,13 +258,39 @@ ROWS = (
     ),
     *_names(
         "sglang.srt.runtime_context",
-        "host.admission, host.seams, host.recurrent_seams, step.recurrent, step.widths, step.worker",
+        "host.admission, host.recurrent, host.seams, host.recurrent_seams, step.ranks, step.recurrent, step.widths, "
+        "step.worker",
         "get_exec()",
         "get_memory()",
         "get_observability()",
+        "get_parallel()",
         "get_schedule()",
         "get_spec()",
+        "linear_attn_tp_size()",
         "mamba_track_grid(tree_page)",
+    ),
+    *_names(
+        "sglang.srt.distributed.parallel_state",
+        "step.ranks",
+        "GroupCoordinator.all_gather(self, input_, dim, output_tensor_list)",
+        "GroupCoordinator.broadcast_object(self, obj, src)",
+        "GroupCoordinator.cpu_group",
+        "GroupCoordinator.rank_in_group",
+        "GroupCoordinator.ranks",
+        "GroupCoordinator.world_size",
+    ),
+    *_names(
+        "sglang.srt.distributed.parallel_state",
+        "cpu.shims",
+        "GroupCoordinator.all_gather_into_tensor(self, output, input)",
+        "GroupCoordinator.device_group",
+    ),
+    *_names(
+        "sglang.srt.speculative.spec_tp_sync",
+        "step.worker",
+        "SpecTpSync.sync(self, site, values)",
+        "SpecTpSyncSite.DFLASH_ACCEPT_GREEDY",
+        "SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE",
     ),
     *_names(
         "sglang.srt.mem_cache.allocation_sizing",
@@ -442,6 +468,7 @@ ROWS = (
         "DFlashWorkerV2.init_cuda_graphs(self)",
         "DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc(self, *, target_hidden, cache_loc, "
         "positions, cache_loc_2d, commit_lens, extend_lens)",
+        "DFlashWorkerV2._defer_target_verify_gather(self)",
         "DFlashWorkerV2._maybe_build_draft_sampler(self)",
         "DFlashWorkerV2.prewarm_sampling(self)",
         "DFlashWorkerV2._mask_token_id",

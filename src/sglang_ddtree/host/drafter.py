@@ -68,10 +68,11 @@ def check_drafter(
     draft_revision: str | None = None,
     target_revision: str | None = None,
     weights: bool = True,
+    ranks: int = 1,
 ) -> DrafterReport:
     """Check the drafter at `draft_path`, a folder or a hub id, against a target (path, id or config).
 
-    `weights=False` leaves the tensors unread, as for `--load-format dummy`. Raises `DrafterError` that
+    `weights=False` leaves the tensors unread, as for `--load-format dummy`; `ranks` share the heads. Raises `DrafterError` that
     says for every problem what was found and what is allowed, and its base `CheckpointError` for files
     that are absent or damaged.
     """
@@ -83,6 +84,8 @@ def check_drafter(
     config = read_config(draft_path, draft_revision)
     target_config = read_config(target, target_revision) if isinstance(target, str) else target
     problems = list(_config_problems(config, _text_config(target_config)))
+    if not problems:
+        problems += _rank_problems(config, ranks)
     tensors = None
     if not problems and weights and not config.get("quantization_config"):
         shapes = read_shapes(draft_path, draft_revision)
@@ -132,7 +135,21 @@ def check_drafter_of(server_args: Any) -> DrafterReport:
         draft_revision=server_args.speculative_draft_model_revision,
         target_revision=server_args.revision,
         weights=load_format != "dummy",
+        ranks=int(server_args.tp_size),
     )
+
+
+def _rank_problems(config: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    heads = config["num_attention_heads"]
+    if heads % ranks:
+        yield f"num_attention_heads is {heads}, and --tensor-parallel-size {ranks} does not divide it"
+    # Ranks share KV heads, or several ranks hold the same one.
+    kv_heads = config.get("num_key_value_heads") or heads
+    if max(kv_heads, ranks) % min(kv_heads, ranks):
+        yield (
+            f"num_key_value_heads is {kv_heads}: --tensor-parallel-size must divide it or be a multiple of it, "
+            f"got {ranks}"
+        )
 
 
 def rope_theta(config: Mapping[str, Any]) -> float | None:

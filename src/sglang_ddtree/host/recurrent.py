@@ -76,10 +76,11 @@ class RecurrentPlan:
     @classmethod
     def of(cls, model_config: Any, width: int) -> RecurrentPlan:
         from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+        from sglang.srt.runtime_context import linear_attn_tp_size
 
         config = hybrid_gdn_config(model_config)
         params = config.mamba2_cache_params
-        shape = gdn_shape(config)
+        shape = gdn_shape(config, linear_attn_tp_size())
         layers = len(params.layers)
         return cls(
             shape=shape,
@@ -158,10 +159,11 @@ class StateMemory:
         return int((self.available - states) // (self.record_share * plan.node_bytes * requests))
 
 
-def gdn_shape(config: Any) -> GDNShape:
+def gdn_shape(config: Any, ranks: int = 1) -> GDNShape:
+    """The layers' shape on one of `ranks` ranks, which share the heads."""
     return GDNShape(
-        num_k_heads=config.linear_num_key_heads,
-        num_v_heads=config.linear_num_value_heads,
+        num_k_heads=config.linear_num_key_heads // ranks,
+        num_v_heads=config.linear_num_value_heads // ranks,
         head_k_dim=config.linear_key_head_dim,
         head_v_dim=config.linear_value_head_dim,
         conv_kernel=config.linear_conv_kernel_dim,
@@ -169,11 +171,16 @@ def gdn_shape(config: Any) -> GDNShape:
 
 
 def gdn_problems(
-    model_config: Any, plan: StepPlan, track_interval: int | None, ssm_dtype: str | None = None
+    model_config: Any,
+    plan: StepPlan,
+    track_interval: int | None,
+    ssm_dtype: str | None = None,
+    ranks: int = 1,
 ) -> list[str]:
     """Why a GDN target is not served at this plan, one text per reason.
 
-    `track_interval` is None where no checkpoint is taken while decoding; `ssm_dtype` overrides the checkpoint's.
+    `track_interval` is None where no checkpoint is taken while decoding; `ssm_dtype` overrides the checkpoint's;
+    `ranks` share the heads.
     """
     from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
     from sglang.srt.configs.mamba_utils import mamba2_state_dtype
@@ -196,6 +203,14 @@ def gdn_problems(
     ):
         if size not in HEAD_DIMS:
             problems.append(f"the target's {name} is {size}, it must be one of {list(HEAD_DIMS)}")
+    for name, heads in (
+        ("linear_num_key_heads", shape.num_k_heads),
+        ("linear_num_value_heads", shape.num_v_heads),
+    ):
+        if heads % ranks:
+            problems.append(
+                f"--tensor-parallel-size {ranks}: it must divide the target's {name}, which is {heads}"
+            )
     if state_dtype not in ("float32", "bfloat16"):
         problems.append(f"--mamba-ssm-dtype {state_dtype}: it must be float32 or bfloat16")
     if track_interval is not None and width > track_interval:

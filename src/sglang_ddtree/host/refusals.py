@@ -239,7 +239,11 @@ def _recurrent_problems(cfg: Any, model_config: Any) -> list[str]:
         return []  # the drafter's own check says what is wrong with it
     tracks = not cfg.disable_radix_cache and str(cfg.mamba_radix_cache_strategy).startswith("extra_buffer")
     problems = gdn_problems(
-        model_config, plan, cfg.mamba_track_interval if tracks else None, cfg.mamba_ssm_dtype
+        model_config,
+        plan,
+        cfg.mamba_track_interval if tracks else None,
+        cfg.mamba_ssm_dtype,
+        int(cfg.tp_size),
     )
     given = _as_given(cfg)
     for name in _GDN_BACKENDS:

@@ -115,6 +115,8 @@ def dense_lm_head(lm_head: Any) -> Any:
 def log_ready(worker: DDTreeWorker) -> None:
     from ..step.recurrent import tree_backend
 
+    if not worker.ranks.is_first:
+        return
     plan = worker.plan
     logger.info(
         "DDTREE ready. block_size=%d, budget=%s, topk=%d, verify_width=%s, max_depth=%d, memory=%s",

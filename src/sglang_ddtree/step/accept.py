@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,10 +24,14 @@ def accept(
     window: StepWindow,
     logits: torch.Tensor,
     sampling_info: SamplingBatchInfo,
+    agree: Callable[[torch.Tensor, SamplingBatchInfo], torch.Tensor],
     tally: WidthTally | None = None,
 ) -> tuple[Acceptance, PathRows]:
-    """logits: [batch * W, vocabulary]. Every emitted token is the target's own choice in its own context."""
-    target_tokens = target_choice(topology.positions, logits, sampling_info)
+    """logits: [batch * W, vocabulary]. Every emitted token is the target's own choice in its own context.
+
+    `agree` makes the choices of all ranks one; equal trees and equal choices settle on equal paths.
+    """
+    target_tokens = agree(target_choice(topology.positions, logits, sampling_info), sampling_info)
     return settle_path(
         tree,
         topology.ancestor_mask,

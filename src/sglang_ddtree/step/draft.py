@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.lora.layers import unwrap_lora_layer
@@ -11,6 +11,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from ..tree.build import build_tree
 from ..tree.candidates import DraftCandidates, draft_candidates
+from ..tree.shards import merge_shards, pack_shard
 from ..tree.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -19,16 +20,55 @@ if TYPE_CHECKING:
     from ..tree.window import StepWindow
     from .lengths import HostLengths
     from .plan import StepPlan
+    from .ranks import Ranks
     from .worker import DDTreeWorker
 
 
 class CandidateHead:
-    """Top-k of the borrowed target head over the draft's hidden states."""
+    """Top-k of the borrowed target head over the draft's hidden states.
 
-    def __init__(self, weight: torch.Tensor, *, vocab_size: int, block_size: int, topk: int) -> None:
-        self.weight = weight[:vocab_size]
+    Args:
+        weight: [tokens, hidden], this rank's part of the vocabulary, or all of it.
+        first_token: token id of its first row.
+        ranks: those that hold the other parts; None where `weight` is the whole vocabulary.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        *,
+        block_size: int,
+        topk: int,
+        first_token: int = 0,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.weight = weight
         self.block_size = block_size
         self.topk = topk
+        self.first_token = first_token
+        self.ranks = ranks
+
+    @classmethod
+    def of(cls, lm_head: Any, *, vocab_size: int, block_size: int, topk: int, ranks: Ranks) -> CandidateHead:
+        """The head of a target that runs on `ranks`.
+
+        Raises:
+            ValueError: it is neither whole nor one of SGLang's parts of a vocabulary.
+        """
+        shard = getattr(lm_head, "shard_indices", None)
+        if shard is None:
+            if ranks.count > 1 and lm_head.weight.shape[0] != vocab_size:
+                raise ValueError(
+                    f"DDTREE borrows the target's lm_head; on {ranks.count} ranks this {type(lm_head).__name__} has "
+                    f"{lm_head.weight.shape[0]} of {vocab_size} rows and does not say which. "
+                    "Set --tensor-parallel-size to 1."
+                )
+            return cls(lm_head.weight, block_size=block_size, topk=topk)
+        weight = lm_head.weight[: int(shard.num_org_elements)]
+        if ranks.count == 1 or weight.shape[0] == vocab_size:
+            return cls(weight, block_size=block_size, topk=topk)
+        first = int(shard.org_vocab_start_index)
+        return cls(weight, block_size=block_size, topk=topk, first_token=first, ranks=ranks)
 
     def candidates(self, hidden_states: torch.Tensor) -> DraftCandidates:
         """hidden_states: [batch * block_size, hidden]; slot 0 is the bonus token and proposes nothing."""
@@ -36,7 +76,12 @@ class CandidateHead:
         hidden = hidden_states.view(-1, self.block_size, size)[:, 1:].reshape(-1, size)
         # Two dimensions: a batched product would read the head once per request.
         logits = torch.matmul(hidden.to(self.weight.dtype), self.weight.T)
-        return draft_candidates(logits.view(-1, self.block_size - 1, logits.shape[-1]), self.topk)
+        logits = logits.view(-1, self.block_size - 1, logits.shape[-1])
+        if self.ranks is None:
+            return draft_candidates(logits, self.topk)
+        packed = pack_shard(logits, self.topk, self.first_token)
+        gathered = self.ranks.gather(packed.view(-1, packed.shape[-1]))
+        return merge_shards(gathered.view(-1, *packed.shape))
 
 
 class CapturedTrees:

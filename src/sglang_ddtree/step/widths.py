@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,6 +22,8 @@ from .plan import StepPlan
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from .ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +135,7 @@ class VerifyWidths:
     With one width there is nothing to choose: nothing is counted, timed or swapped.
     """
 
-    def __init__(self, plan: StepPlan, runner: ModelRunner, draft_runner: ModelRunner) -> None:
+    def __init__(self, plan: StepPlan, runner: ModelRunner, draft_runner: ModelRunner, ranks: Ranks) -> None:
         parameters = sum(parameter.numel() for parameter in runner.model.parameters())
         self.captures = _capture_plans[runner] = CapturePlan(
             plan, parameters, int(runner.model_config.vocab_size)
@@ -140,6 +143,7 @@ class VerifyWidths:
         self.plan = plan
         self.runner = runner
         self.draft_runner = draft_runner
+        self.ranks = ranks
         self.forwards: dict[int, _Forward] = {}
         self.policy: WidthPolicy | None = None
         self.meter: _Meter | None = None
@@ -162,19 +166,21 @@ class VerifyWidths:
                 self.forwards = {
                     width: self._capture_one(width) for width in self.plan.widths if width < widest
                 }
-            logger.info(
-                "DDTREE captured the verify widths %s besides %d: %.1f s, %.2f GB.",
-                ", ".join(map(str, self.forwards)),
-                widest,
-                time.perf_counter() - start,
-                (free - torch.cuda.mem_get_info()[0]) / 2**30,
-            )
+            if self.ranks.is_first:
+                logger.info(
+                    "DDTREE captured the verify widths %s besides %d: %.1f s, %.2f GB.",
+                    ", ".join(map(str, self.forwards)),
+                    widest,
+                    time.perf_counter() - start,
+                    (free - torch.cuda.mem_get_info()[0]) / 2**30,
+                )
             self.forwards[widest] = own
-            prior = self._measure()
+            # Ranks choose alike, so they are told the same times.
+            prior = self.ranks.of_first(self._measure())
             for size, width in sorted(prior):
                 self.graph_ms.setdefault(size, {})[str(width)] = round(prior[size, width], 4)
         self.policy = WidthPolicy(self.plan.widths, CostTable(self.plan.widths, prior))
-        self.meter = _Meter(self.plan.widths, self.policy, torch.device(self.runner.device))
+        self.meter = _Meter(self.plan.widths, self.policy, torch.device(self.runner.device), self.ranks)
 
     def backends(self) -> list[Any]:
         """The attention backends of the target, one per width; SGLang's own before `capture`."""
@@ -251,39 +257,53 @@ class VerifyWidths:
     def _measure(self) -> dict[tuple[int, int], float]:
         """Milliseconds of draft and verify graphs by (batch size, width)."""
         drafts = self.draft_runner.decode_cuda_graph_runner
-        draft_ms = {} if drafts is None else {size: replay_ms(drafts, size) for size in drafts.capture_bs}
+        draft_ms = (
+            {}
+            if drafts is None
+            else {size: replay_ms(drafts, size, self.ranks) for size in drafts.capture_bs}
+        )
         found = {}
         for width, forward in self.forwards.items():
             assert forward.graphs is not None
             for size in forward.graphs.capture_bs:
-                found[size, width] = draft_ms.get(size, 0.0) + replay_ms(forward.graphs, size)
+                found[size, width] = draft_ms.get(size, 0.0) + replay_ms(forward.graphs, size, self.ranks)
         return found
 
 
-def replay_ms(graphs: Any, size: int) -> float:
+def replay_ms(graphs: Any, size: int, ranks: Ranks) -> float:
     """Milliseconds of one captured graph on what its buffers hold: the least of some replays."""
     key = graphs._make_graph_key(size)
-    times: list[float] = []
+
+    def replay() -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graphs.backend.replay(key, None)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
     with graphs.backend.replay_session():
-        while len(times) <= REPLAYS or sum(times) < REPLAYS_MS:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graphs.backend.replay(key, None)
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-    return min(times[1:])
+        times = [replay() for _ in range(REPLAYS + 1)][1:]
+        # A graph waits for the same graph on the other ranks: all of them replay it as often.
+        more = math.ceil(max(0.0, REPLAYS_MS - sum(times)) / min(times))
+        times += [replay() for _ in range(ranks.of_first(more))]
+    return min(times)
 
 
 class _Meter:
     """Tells the policy what steps emitted and how long they took, without waiting for the device.
 
     The tally is copied to the host every `TALLY_STEPS` steps and read that many steps later, when the copy has
-    long arrived.
+    long arrived. What steps emit is the same on every rank; their times are the first rank's, told one step late.
     """
 
-    def __init__(self, widths: tuple[int, ...], policy: WidthPolicy, device: torch.device) -> None:
+    def __init__(
+        self, widths: tuple[int, ...], policy: WidthPolicy, device: torch.device, ranks: Ranks
+    ) -> None:
         self.policy = policy
+        self.ranks = ranks
+        # What is on its way from the first rank: batch size, width, milliseconds.
+        self.coming: tuple[int, int, Callable[[], float]] | None = None
         self.widths = widths
         count = len(widths)
         self.totals = torch.zeros(count, count + 1, dtype=torch.int64, device=device)
@@ -302,8 +322,18 @@ class _Meter:
             # From one step's launch to the next one's: under overlap the host runs one step ahead of the device.
             start, size, step_width = self.previous
             if self.policy.costs.captured_batch(size) == self.policy.costs.captured_batch(batch_size):
-                self.policy.costs.observe(size, step_width, 1000 * (now - start))
+                self.tell(size, step_width, 1000 * (now - start))
         self.previous = (now, batch_size, width)
+
+    def tell(self, batch_size: int, width: int, ms: float) -> None:
+        """A step took `ms` on this rank's clock."""
+        if self.ranks.count == 1:
+            self.policy.costs.observe(batch_size, width, ms)
+            return
+        if self.coming is not None:
+            size, step_width, arrived = self.coming
+            self.policy.costs.observe(size, step_width, arrived())
+        self.coming = batch_size, width, self.ranks.send_first(ms)
 
     def interrupt(self) -> None:
         self.previous = None

@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import get_exec, get_observability, get_spec
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from ..host import startup
@@ -26,6 +27,7 @@ from .draft import CandidateHead, CapturedTrees, draft, target_lm_head
 from .lengths import host_lengths
 from .phases import EVERY, PhaseClock, marks_of
 from .prewarm import rehearse_sampling, rehearse_steps
+from .ranks import Ranks
 from .recurrent import commit_recurrent, tree_backend
 from .verify import lay_out_for_verify, mask_buffer, verify
 from .widths import VerifyWidths
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
@@ -57,24 +60,21 @@ class DDTreeWorker(DFlashWorkerV2):
         with get_spec().override(**self.plan.draft_fields()):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self.has_recurrent_layers = recurrent_family(target_worker.model_runner.model_config) is not None
-        self.candidate_head = self._build_candidate_head()
+        self.ranks = Ranks.of_target()
+        self.candidate_head = CandidateHead.of(
+            startup.dense_lm_head(target_lm_head(target_worker.model_runner.model)),
+            vocab_size=int(target_worker.model_runner.model_config.vocab_size),
+            block_size=self.plan.block_size,
+            topk=self.plan.topk,
+            ranks=self.ranks,
+        )
         self.captured_trees: CapturedTrees | None = None
-        self.widths = VerifyWidths(self.plan, target_worker.model_runner, self.draft_model_runner)
+        self.widths = VerifyWidths(self.plan, target_worker.model_runner, self.draft_model_runner, self.ranks)
         self.phases = PhaseClock(
             marks_of(torch.device(self.device)), EVERY if get_observability().enable_metrics else 0
         )
         self.mask_reads_prefix = bool(get_exec().deterministic.enable_deterministic_inference)
         self.speculative_num_draft_tokens = self.plan.verify_width
-
-    def _build_candidate_head(self) -> CandidateHead:
-        lm_head = startup.dense_lm_head(target_lm_head(self.target_worker.model_runner.model))
-        shard = getattr(lm_head, "shard_indices", None)
-        return CandidateHead(
-            lm_head.weight,
-            vocab_size=int(shard.num_org_elements) if shard is not None else int(lm_head.weight.shape[0]),
-            block_size=self.plan.block_size,
-            topk=self.plan.topk,
-        )
 
     # -- the draft runner's life, in its own width
 
@@ -98,6 +98,9 @@ class DDTreeWorker(DFlashWorkerV2):
         max_bs = max(get_exec().graph.cuda_graph_config.decode.bs)
         self.captured_trees = CapturedTrees(self.candidate_head, self.plan, max_bs)
         return self.captured_trees
+
+    def _defer_target_verify_gather(self) -> None:
+        """DFLASH may take a verify's capped logits before ranks exchange them; every node's choice needs all."""
 
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         if torch.device(self.device).type != "cuda":
@@ -138,6 +141,15 @@ class DDTreeWorker(DFlashWorkerV2):
             positions=positions,
             commit_lens=lens,
         )
+
+    def agree(self, target_tokens: torch.Tensor, sampling_info: SamplingBatchInfo) -> torch.Tensor:
+        """The first rank's choices on every rank, where DFLASH sends its own (``SGLANG_SPEC_TP_SYNC``)."""
+        site = (
+            SpecTpSyncSite.DFLASH_ACCEPT_GREEDY
+            if sampling_info.is_all_greedy
+            else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE
+        )
+        return self._tp_sync.sync(site, target_tokens)
 
     # -- the step
 
@@ -193,7 +205,9 @@ class DDTreeWorker(DFlashWorkerV2):
             output = verify(self, batch, tree, topology, window, host, mask)
         self.phases.done("verify")
         logits = output.logits_output.next_token_logits
-        accepted, rows = accept(tree, topology, window, logits, batch.sampling_info, self.widths.tally(width))
+        accepted, rows = accept(
+            tree, topology, window, logits, batch.sampling_info, self.agree, self.widths.tally(width)
+        )
         self.phases.done("accept")
 
         if on_publish is not None:

@@ -47,6 +47,11 @@ def draft_candidates(logits: torch.Tensor, topk: int) -> DraftCandidates:
     Raises:
         ValueError: `logits` is not a 3-d floating tensor, or `topk` is out of range.
     """
+    return candidates_with_logsumexp(logits, topk)[0]
+
+
+def candidates_with_logsumexp(logits: torch.Tensor, topk: int) -> tuple[DraftCandidates, torch.Tensor]:
+    """`draft_candidates`, and what normalises them: float32 [B, L], NaN or -inf for a row without a distribution."""
     if logits.dim() != 3 or not logits.is_floating_point():
         raise ValueError(
             "logits must be a floating tensor [batch, depths, vocabulary], "
@@ -61,10 +66,11 @@ def draft_candidates(logits: torch.Tensor, topk: int) -> DraftCandidates:
     return draft_candidates_torch(logits, topk)
 
 
-def draft_candidates_torch(logits: torch.Tensor, topk: int) -> DraftCandidates:
-    """The plain twin of the Triton kernels; arguments as in `draft_candidates`. Any order of equal logits."""
+def draft_candidates_torch(logits: torch.Tensor, topk: int) -> tuple[DraftCandidates, torch.Tensor]:
+    """The plain twin of the Triton kernels, as `candidates_with_logsumexp`. Any order of equal logits."""
     values, token_ids = torch.topk(logits, topk, dim=-1, sorted=True)
-    logprobs = values.float() - torch.logsumexp(logits.float(), dim=-1, keepdim=True)
+    logsumexp = torch.logsumexp(logits.float(), dim=-1)
+    logprobs = values.float() - logsumexp.unsqueeze(-1)
     # A row with NaN or only -inf has no distribution: it proposes nothing instead of spreading NaN.
     logprobs = torch.nan_to_num(logprobs, nan=NEG_INF, neginf=NEG_INF).clamp_(max=0.0)
-    return DraftCandidates(token_ids, logprobs)
+    return DraftCandidates(token_ids, logprobs), logsumexp

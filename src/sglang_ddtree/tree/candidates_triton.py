@@ -12,7 +12,7 @@ _PART = 4096
 # Columns of one program: enough programs for the whole GPU at batch 1, few enough that they sort little.
 
 
-def draft_candidates_triton(logits: torch.Tensor, topk: int) -> DraftCandidates:
+def draft_candidates_triton(logits: torch.Tensor, topk: int) -> tuple[DraftCandidates, torch.Tensor]:
     """The twin of `candidates.draft_candidates_torch` for CUDA. Equal logits go by token id, smallest first."""
     require_kernel_device(_part_kernel, logits)
     if logits.stride(2) != 1:
@@ -25,6 +25,7 @@ def draft_candidates_triton(logits: torch.Tensor, topk: int) -> DraftCandidates:
     sums = torch.empty(batch * depths, parts, 2, dtype=torch.float32, device=device)
     token_ids = torch.empty(batch, depths, topk, dtype=torch.int64, device=device)
     logprobs = torch.empty(batch, depths, topk, dtype=torch.float32, device=device)
+    logsumexp = torch.empty(batch, depths, dtype=torch.float32, device=device)
     if batch:
         _part_kernel[(batch * depths, parts)](
             logits,
@@ -45,6 +46,7 @@ def draft_candidates_triton(logits: torch.Tensor, topk: int) -> DraftCandidates:
             sums,
             token_ids,
             logprobs,
+            logsumexp,
             parts,
             topk,
             KEYS=triton.next_power_of_2(found),
@@ -52,7 +54,7 @@ def draft_candidates_triton(logits: torch.Tensor, topk: int) -> DraftCandidates:
             LANES=lanes,
             num_warps=1 if found <= 512 else 4,
         )
-    return DraftCandidates(token_ids, logprobs)
+    return DraftCandidates(token_ids, logprobs), logsumexp
 
 
 @step_kernel(
@@ -94,6 +96,7 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     sums_ptr,
     token_ids_ptr,
     logprobs_ptr,
+    logsumexp_ptr,
     parts,
     topk,
     KEYS: tl.constexpr,  # noqa: N803
@@ -107,6 +110,7 @@ def _row_kernel(  # type: ignore[no-untyped-def]
     totals = tl.load(sums_ptr + (row * parts + part) * 2 + 1, mask=there, other=0.0)
     top = tl.max(tops, axis=0)
     logsumexp = top + tl.log(tl.sum(totals * tl.exp(tops - top), axis=0))
+    tl.store(logsumexp_ptr + row, logsumexp)
 
     at = tl.arange(0, KEYS)
     keys = tl.load(keys_ptr + row * parts * LANES + at, mask=at < parts * LANES, other=LOWEST)

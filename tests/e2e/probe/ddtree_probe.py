@@ -4,7 +4,8 @@ It is found by putting this folder on PYTHONPATH. Environment variables steer it
 of SGLang's own:
 
 DDTREE_PROBE_TRACE    a file; one JSON line per decode step and request: rid, prefix, accept_len, path, positions,
-                      the tree as tokens and parents, and the modes that the scheduler really runs in.
+                      the tree as tokens and parents, and the modes that the scheduler really runs in. Ranks
+                      but the first write to FILE.1, FILE.2, ...
 DDTREE_PROBE_SCRIPT   a JSON file {"texts": {rid: [tokens]}, "accept": [lengths], "ranks": [r], "nodes": n}: request
                       number i drafts its own known text for accept[i] - 1 depths, at rank ranks[depth] among the
                       siblings, and wrong tokens elsewhere. With "nodes", the tree is cut to n real nodes.
@@ -12,6 +13,8 @@ DDTREE_PROBE_SYNC     n: after n decode steps on CUDA, every host round trip ins
 DDTREE_PROBE_PROFILE  a file; the CUDA copies and kernels of decode steps 40 to 44, one JSON line each.
 DDTREE_PROBE_LOGITS   "1": the trace also has the logits of the last node at depth 2, `deep_logits`, and its slot.
 DDTREE_PROBE_ARGMAX   "1": the target's choice is its argmax at any temperature, which is wrong on purpose.
+DDTREE_PROBE_STRAY    "1": every rank but the first chooses the token after the target's choice, and measures ten times
+                      the time of a step above 16 tokens, before ranks agree.
 DDTREE_PROBE_UNPROVEN "1": every recurrent target is taken for one of an unproven family.
 DDTREE_PROBE_WIDTHS   "8,64,16": the steps of a server with budget "auto" take these verify widths, over and over.
 DDTREE_PROBE_PIN      a file of one byte; while that is not 0, it is the verify width of every step of a server with
@@ -36,6 +39,7 @@ PROFILE = os.environ.get("DDTREE_PROBE_PROFILE")
 SYNC = int(os.environ.get("DDTREE_PROBE_SYNC", "0"))
 LOGITS = os.environ.get("DDTREE_PROBE_LOGITS") == "1"
 ARGMAX = os.environ.get("DDTREE_PROBE_ARGMAX") == "1"
+STRAY = os.environ.get("DDTREE_PROBE_STRAY") == "1"
 UNPROVEN = os.environ.get("DDTREE_PROBE_UNPROVEN") == "1"
 WIDTHS = [int(width) for width in os.environ.get("DDTREE_PROBE_WIDTHS", "").split(",") if width]
 PIN = os.environ.get("DDTREE_PROBE_PIN")
@@ -45,9 +49,7 @@ CHAIN = os.environ.get("DDTREE_PROBE_CHAIN") == "1"
 
 
 def load() -> None:
-    if not (
-        TRACE or SCRIPT or ARGMAX or UNPROVEN or CHAIN or SYNC or PROFILE or WIDTHS or PIN or TIMES or WATCH
-    ):
+    if not any((TRACE, SCRIPT, ARGMAX, STRAY, UNPROVEN, CHAIN, SYNC, PROFILE, WIDTHS, PIN, TIMES, WATCH)):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -56,6 +58,9 @@ def load() -> None:
         HookRegistry.register("sglang_ddtree.step.worker.DDTreeWorker.build_tree", cut_tree, HookType.AFTER)
     if ARGMAX:
         HookRegistry.register("sglang_ddtree.step.accept.target_choice", argmax_choice, HookType.REPLACE)
+    if STRAY:
+        HookRegistry.register("sglang_ddtree.step.accept.target_choice", stray_choice, HookType.AFTER)
+        HookRegistry.register("sglang_ddtree.step.widths._Meter.tell", stray_time, HookType.AROUND)
     if UNPROVEN:
         HookRegistry.register("sglang_ddtree.host.recurrent.recurrent_family", unproven, HookType.AFTER)
     if WIDTHS:
@@ -213,11 +218,33 @@ def argmax_choice(positions: Any, logits: Any, sampling_info: Any) -> Any:
     return logits.argmax(dim=-1)
 
 
+def stray_choice(chosen: Any, positions: Any, logits: Any, sampling_info: Any) -> Any:
+    from sglang.srt.runtime_context import get_parallel
+
+    return (chosen + (get_parallel().tp_rank > 0)) % logits.shape[-1]
+
+
+def stray_time(original: Any, meter: Any, batch_size: int, width: int, ms: float) -> None:
+    from sglang.srt.runtime_context import get_parallel
+
+    original(meter, batch_size, width, ms * (10 if get_parallel().tp_rank and width > 16 else 1))
+
+
 def trace_step(
-    settled: Any, tree: Any, topology: Any, window: Any, logits: Any, sampling_info: Any, tally: Any = None
+    settled: Any,
+    tree: Any,
+    topology: Any,
+    window: Any,
+    logits: Any,
+    sampling_info: Any,
+    agree: Any,
+    tally: Any = None,
 ) -> None:
+    from sglang.srt.runtime_context import get_parallel
+
     result, _ = settled
-    with Path(str(TRACE)).open("a") as out:
+    rank = get_parallel().tp_rank
+    with Path(f"{TRACE}.{rank}" if rank else str(TRACE)).open("a") as out:
         for row, rid in enumerate(_batch["rids"]):
             accepted = int(result.accept_lens[row])
             count = int(tree.node_count[row])

@@ -53,6 +53,40 @@ def test_shipped_drafter_fits_its_target() -> None:
     assert report.block_size == 16
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_share_the_heads(drafter: Callable[..., str], ranks: int) -> None:
+    # Four heads over two KV heads: on four ranks two of them hold the same one.
+    assert check_drafter(drafter(), TARGET, ranks=ranks).tensors == 25
+
+
+@pytest.mark.parametrize(
+    ("ranks", "heads", "kv_heads", "message"),
+    [
+        (3, 4, 2, "num_attention_heads is 4, and --tensor-parallel-size 3 does not divide it"),
+        (8, 4, 2, "num_attention_heads is 4, and --tensor-parallel-size 8 does not divide it"),
+        (
+            4,
+            12,
+            6,
+            "num_key_value_heads is 6: --tensor-parallel-size must divide it or be a multiple of it, got 4",
+        ),
+        (
+            4,
+            12,
+            3,
+            "num_key_value_heads is 3: --tensor-parallel-size must divide it or be a multiple of it, got 4",
+        ),
+    ],
+)
+def test_heads_that_the_ranks_cannot_share_are_refused(
+    drafter: Callable[..., str], ranks: int, heads: int, kv_heads: int, message: str
+) -> None:
+    path = drafter(num_attention_heads=heads, num_key_value_heads=kv_heads)
+    with pytest.raises(DrafterError, match=message):
+        check_drafter(path, TARGET, weights=False, ranks=ranks)
+    check_drafter(path, TARGET, weights=False)
+
+
 def test_options_at_the_top_level_count_too(drafter: Callable[..., str]) -> None:
     path = drafter(dflash_config=None, mask_token_id=3, target_layer_ids=[0, 3])
     assert check_drafter(path, TARGET).target_layer_ids == (0, 3)

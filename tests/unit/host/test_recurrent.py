@@ -176,3 +176,14 @@ def test_gdn_limits_are_named(
     assert len(found) == len(expected)
     for problem, start in zip(found, expected, strict=True):
         assert problem.startswith(start)
+
+
+def test_ranks_share_the_heads_evenly_or_not_at_all() -> None:
+    config = model_config(made("Qwen3NextConfig"))
+    assert recurrent.gdn_problems(config, step_plan(16), None, ranks=8) == []
+    assert recurrent.gdn_problems(config, step_plan(16), None, ranks=3) == [
+        "--tensor-parallel-size 3: it must divide the target's linear_num_key_heads, which is 16",
+        "--tensor-parallel-size 3: it must divide the target's linear_num_value_heads, which is 32",
+    ]
+    of_rank = recurrent.gdn_shape(made("Qwen3NextConfig"), 4)
+    assert (of_rank.num_k_heads, of_rank.num_v_heads, of_rank.head_k_dim) == (4, 8, 128)

@@ -114,8 +114,8 @@ def test_plain_server_passes() -> None:
 
 
 def test_all_refused_options_are_listed_at_once() -> None:
-    text = text_of(tp_size=2, enable_lora=True, speculative_accept_threshold_acc=0.5)
-    assert "--tensor-parallel-size 2: " in text
+    text = text_of(pp_size=2, enable_lora=True, speculative_accept_threshold_acc=0.5)
+    assert "--pipeline-parallel-size 2: " in text
     assert "--enable-lora: " in text
     assert "--speculative-accept-threshold-acc 0.5: " in text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ from sglang_ddtree.width import CostTable, WidthPolicy
 pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
 
 SIZES = [1, 2, 4, 8, 12, 16, 24, 32, 48]
+ALONE: Any = SimpleNamespace(count=1, is_first=True, of_first=lambda value: value)
+"""The ranks of a server on one device."""
 
 
 def plan(budget: Any, block_size: int = 16) -> Any:
@@ -126,7 +128,7 @@ def test_what_steps_add_up_reaches_the_policy_later() -> None:
     costs = CostTable((8, 16), {(4, 8): 1.0, (4, 16): 1.0})
     policy = WidthPolicy((8, 16), costs)
     prior = [policy.gains.expected(width) for width in (8, 16)]
-    meter = _Meter((8, 16), policy, torch.device("cpu"))
+    meter = _Meter((8, 16), policy, torch.device("cpu"), ALONE)
     for step in range(3 * TALLY_STEPS):
         # Four requests a step; width 8 would emit 8 tokens, width 16 emits 12.
         meter.tallies[16].totals.add_(torch.tensor([8, 12, 4]))
@@ -149,12 +151,90 @@ def test_the_time_to_the_next_step_counts_where_both_run_the_same_graphs() -> No
     costs = CostTable((8, 16), {(size, width): 1.0 for size in (4, 8) for width in (8, 16)})
     seen: list[tuple[int, int]] = []
     costs.observe = lambda batch_size, width, ms: seen.append((batch_size, width))  # type: ignore[method-assign]
-    meter = _Meter((8, 16), WidthPolicy((8, 16), costs), torch.device("cpu"))
+    meter = _Meter((8, 16), WidthPolicy((8, 16), costs), torch.device("cpu"), ALONE)
     for batch_size, width in ((3, 8), (4, 16), (4, 8), (5, 8), (5, 16)):
         meter.begin(batch_size, width)
     meter.interrupt()
     meter.begin(5, 8)
     assert seen == [(3, 8), (4, 16), (5, 8)], "not from 4 to 5, which run other graphs; not over a prefill"
+
+
+class _Rank:
+    """One of two ranks in this process; the first one speaks before the second one listens."""
+
+    count = 2
+
+    def __init__(self, first: _Rank | None = None) -> None:
+        self.first = first
+        self.sent: list[float] = []
+
+    def send_first(self, value: float) -> Callable[[], float]:
+        self.sent.append(value)
+        said = (self.first or self).sent[len(self.sent) - 1]
+        return lambda: said
+
+    def of_first(self, value: Any) -> Any:
+        self.sent.append(value)
+        return (self.first or self).sent[len(self.sent) - 1]
+
+
+def test_every_rank_is_told_the_times_of_the_first_one_a_step_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_ddtree.step import widths
+
+    clocks = {"first": iter([0.0, 1.0, 3.0, 6.0, 6.5]), "second": iter([0.0, 9.0, 9.1, 9.2, 9.9])}
+    first = _Rank()
+    seen: dict[str, list[tuple[int, int, float]]] = {"first": [], "second": []}
+    for name, rank in (("first", first), ("second", _Rank(first))):
+        costs = CostTable((8, 16), {(4, width): 1.0 for width in (8, 16)})
+        told = seen[name]
+        costs.observe = lambda size, width, ms, told=told: told.append((size, width, ms))  # type: ignore[method-assign, misc]
+        meter = widths._Meter((8, 16), WidthPolicy((8, 16), costs), torch.device("cpu"), rank)  # type: ignore[arg-type]
+        monkeypatch.setattr(widths.time, "perf_counter", lambda clock=clocks[name]: next(clock))
+        for batch_size, width in ((3, 8), (4, 16), (4, 8), (3, 16), (3, 16)):
+            meter.begin(batch_size, width)
+    # The fourth time is on its way.
+    assert seen["first"] == seen["second"] == [(3, 8, 1000.0), (4, 16, 2000.0), (4, 8, 3000.0)]
+    assert first.sent == [1000.0, 2000.0, 3000.0, 500.0]
+
+
+class _Graphs:
+    """Captured graphs that count their replays, and events whose clock each replay moves on."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms, self.replays, self.now = ms, 0, 0.0
+        self.backend = self
+
+    def _make_graph_key(self, size: int) -> int:
+        return size
+
+    @contextmanager
+    def replay_session(self) -> Iterator[None]:
+        yield
+
+    def replay(self, key: int, _: Any) -> None:
+        self.replays += 1
+        self.now += 5 * self.ms if self.replays == 1 else self.ms
+
+    def event(self, enable_timing: bool) -> SimpleNamespace:
+        made = SimpleNamespace(synchronize=lambda: None)
+        made.record = lambda: setattr(made, "at", self.now)
+        made.elapsed_time = lambda end: end.at - made.at
+        return made
+
+
+@pytest.mark.parametrize(("ms", "replays"), [(0.5, 21), (20.0, 4)])
+def test_ranks_replay_a_graph_equally_often_however_long_each_takes(
+    monkeypatch: pytest.MonkeyPatch, ms: float, replays: int
+) -> None:
+    from sglang_ddtree.step.widths import replay_ms
+
+    first = _Rank()
+    for rank, own in ((first, ms), (_Rank(first), 7 * ms), (ALONE, ms)):
+        graphs = _Graphs(own)
+        monkeypatch.setattr(torch.cuda, "Event", graphs.event)
+        # The first replay, which takes longer, does not count.
+        assert replay_ms(graphs, 4, rank) == pytest.approx(own)
+        assert graphs.replays == replays
 
 
 class _Runner:
@@ -178,7 +258,7 @@ def test_the_logits_buffer_holds_the_largest_step_and_no_more(
     monkeypatch.setattr(widths, "get_exec", lambda: SimpleNamespace(graph=graph))
     monkeypatch.setattr(widths, "get_batch_sizes_to_capture", lambda runner, width: (SIZES, []))
     runner = _Runner()
-    widths.VerifyWidths(plan(budget), runner, runner)
+    widths.VerifyWidths(plan(budget), runner, runner, ALONE)
     # Widths 8 and 16 meet 48 requests, 32 meets 16 and 64 meets 8; a fixed width is SGLang's to count.
     assert widths.largest_logits(lambda _: 7, runner) == rows
     assert widths.largest_logits(lambda _: 7, _Runner()) == 7
@@ -201,7 +281,7 @@ def test_captures_see_the_sizes_of_their_width_alone(monkeypatch: pytest.MonkeyP
     graph = SimpleNamespace(cuda_graph_config=config, override=override)
     monkeypatch.setattr(widths, "get_exec", lambda: SimpleNamespace(graph=graph))
     runner = _Runner()
-    widths.VerifyWidths(plan("auto"), runner, runner)
+    widths.VerifyWidths(plan("auto"), runner, runner, ALONE)
 
     def capture(*, model_runner: Any) -> Any:
         return graph.cuda_graph_config.decode.bs

@@ -226,7 +226,8 @@ def candidates(device: str, cases: int, max_budget: int) -> int:
         if vocab > 500:
             logits[..., ::7] = float("-inf")
         padded = torch.cat((logits, logits), dim=1).to(device)[:, :depths]
-        got = candidates_to(draft_candidates_triton(padded, topk), "cpu")
+        found, logsumexp = draft_candidates_triton(padded, topk)
+        got = candidates_to(found, "cpu")
         # By value, then by token, as the kernel orders equal logits.
         order = torch.sort(logits.double(), dim=-1, descending=True, stable=True)
         expected = order.values - torch.logsumexp(logits.double(), dim=-1, keepdim=True)
@@ -234,11 +235,15 @@ def candidates(device: str, cases: int, max_budget: int) -> int:
         assert torch.equal(got.token_ids, order.indices[..., :topk]), case
         close = torch.allclose(got.logprobs.double(), expected[..., :topk].clamp(max=0), rtol=1e-6, atol=2e-5)
         assert close, case
-        twin = draft_candidates_torch(logits, topk)
+        twin, twin_logsumexp = draft_candidates_torch(logits, topk)
         assert torch.allclose(got.logprobs, twin.logprobs, rtol=1e-6, atol=2e-5), case
+        assert torch.allclose(logsumexp.cpu(), twin_logsumexp, rtol=1e-6, atol=2e-5), case
     hopeless = torch.zeros(1, 3, 5000)
     hopeless[0, 0], hopeless[0, 1, 3] = float("-inf"), float("nan")
-    got = candidates_to(draft_candidates_triton(hopeless.to(device), 4), "cpu")
+    found, logsumexp = draft_candidates_triton(hopeless.to(device), 4)
+    got = candidates_to(found, "cpu")
+    assert logsumexp[0, 0] == float("-inf")
+    assert logsumexp[0, 1].isnan()
     assert (got.logprobs[0, :2] == float("-inf")).all()
     assert torch.allclose(got.logprobs[0, 2], -torch.tensor(5000.0).log())
     assert got.token_ids[0, 2].tolist() == [0, 1, 2, 3]
