@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -238,3 +242,26 @@ def run_with_aborts(server: Server, prompts: list[list[int]], aborted: set[int])
 
     with ThreadPoolExecutor(48) as pool:
         return list(pool.map(ask, range(200)))
+
+
+def test_a_stop_lets_running_requests_finish(
+    launch: Launch, tiny_target: Path, tiny_drafter: Path, oracle: GreedyOracle
+) -> None:
+    """What `scripts/deploy/sglang-ddtree@.service` relies on: SIGTERM to the main process alone, status 0."""
+    prompts = PROMPTS[:2]
+    with launch(
+        tiny_target, speculative_algorithm="DDTREE", speculative_draft_model_path=tiny_drafter
+    ) as server:
+        with ThreadPoolExecutor(1) as pool:
+            texts = pool.submit(server.greedy, prompts, 600)
+            running = time.monotonic() + 60
+            while server.used_tokens() < 2 * 50 and time.monotonic() < running:
+                time.sleep(0.05)
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"{server.base_url}/health", timeout=10)
+            assert not texts.done(), "the signal came after the requests"
+            assert texts.result() == [oracle.generate(prompt, 600) for prompt in prompts]
+        assert server.process.wait(timeout=120) == 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(server.process.pid, 0)

@@ -72,9 +72,9 @@ def check_drafter(
 ) -> DrafterReport:
     """Check the drafter at `draft_path`, a folder or a hub id, against a target (path, id or config).
 
-    `weights=False` leaves the tensors unread, as for `--load-format dummy`; `ranks` share the heads. Raises `DrafterError` that
-    says for every problem what was found and what is allowed, and its base `CheckpointError` for files
-    that are absent or damaged.
+    `weights=False` leaves the tensors unread, as for `--load-format dummy`; `ranks` share the heads. Raises
+    `DrafterError` that says for every problem what was found and what is allowed, and its base `CheckpointError` for
+    files that are absent or damaged.
     """
     if not draft_path:
         raise DrafterError(

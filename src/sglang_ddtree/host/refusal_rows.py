@@ -52,7 +52,7 @@ def _is(field: str, value: Any, why: str) -> OptionRow:
     return OptionRow(field, str(value), lambda got: got != value, why, f"Leave it at {value}.")
 
 
-_ONE_DEVICE = "the ranks of a server all verify the same trees"
+_ONE_GROUP = "this version runs on one tensor-parallel group"
 _SCATTERED = "the draft reads the target's hidden states whole, and here each rank has a part of the tokens"
 _OTHER = "it belongs to another speculative algorithm and DDTREE does not read it"
 _INEXACT = "DDTREE emits samples of the target alone, and this would change their distribution"
@@ -96,19 +96,18 @@ OPTION_ROWS = (
     _is("decoupled_spec_role", "null", "draft and target run in one process"),
     _unset("spec_trace_dir", "draft and target run in one process"),
     # Parallelism
-    _one("pp_size", _ONE_DEVICE, "--pipeline-parallel-size"),
-    _one("dp_size", _ONE_DEVICE, "--data-parallel-size"),
-    _one("attn_dp_size", _ONE_DEVICE),
-    _one("attn_cp_size", _ONE_DEVICE),
-    _one("dcp_size", _ONE_DEVICE),
-    _one("ep_size", _ONE_DEVICE, "--expert-parallel-size"),
-    _one("moe_dp_size", _ONE_DEVICE),
-    _one("dwdp_size", _ONE_DEVICE),
-    _one("nnodes", _ONE_DEVICE),
+    _one("pp_size", _ONE_GROUP, "--pipeline-parallel-size"),
+    _one("attn_dp_size", _ONE_GROUP),
+    _one("attn_cp_size", _ONE_GROUP),
+    _one("dcp_size", _ONE_GROUP),
+    _one("ep_size", _ONE_GROUP, "--expert-parallel-size"),
+    _one("moe_dp_size", _ONE_GROUP),
+    _one("dwdp_size", _ONE_GROUP),
+    _one("nnodes", _ONE_GROUP),
     _off("enable_attn_tp_input_scattered", _SCATTERED),
     _off("enable_layernorm_sp", _SCATTERED),
-    _off("enable_prefill_cp", _ONE_DEVICE),
-    _off("enable_kv_cache_sharding", _ONE_DEVICE),
+    _off("enable_prefill_cp", _ONE_GROUP),
+    _off("enable_kv_cache_sharding", _ONE_GROUP),
     # Disaggregation and other ways to split a forward
     _is("disaggregation_mode", "null", "prefill and decode run in one server"),
     _off("encoder_only", "prefill and decode run in one server"),

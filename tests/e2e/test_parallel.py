@@ -1,4 +1,4 @@
-"""Two ranks of one server: the text of plain decoding, the same trees and the same widths on both."""
+"""Two ranks of one server: the text of plain decoding, the same trees and the same widths on both. Two replicas."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ HOT_TOKENS = (40, 41, 300, 301)
 HALF = checkpoints.VOCABULARY // 2
 
 
-def two_ranks(**options: Any) -> dict[str, Any]:
-    """Options of a server on two ranks; SGLang wants to be told a core for each on a CPU."""
+def two_processes(**options: Any) -> dict[str, Any]:
+    """Options of a server with two scheduler processes; SGLang wants to be told a core for each on a CPU."""
     cores = sorted(os.sched_getaffinity(0))
     binding = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
-    return {
-        **options,
-        "tp_size": 2,
-        "max_running_requests": 16,
-        "environment": binding | options.get("environment", {}),
-    }
+    return {"max_running_requests": 16, **options, "environment": binding | options.get("environment", {})}
+
+
+def two_ranks(**options: Any) -> dict[str, Any]:
+    return two_processes(tp_size=2, **options)
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +140,25 @@ def test_the_chain_runs_on_two_ranks_of_a_cpu(
         target, **two_ranks(speculative_algorithm="DFLASH", speculative_draft_model_path=tiny_drafter)
     ) as server:
         assert server.greedy(PROMPTS, NEW_TOKENS) == texts
+
+
+def test_replicas_decode_on_their_own(
+    launch: Launch, target: Path, tiny_drafter: Path, texts: list[list[int]]
+) -> None:
+    with launch(
+        target,
+        **two_processes(
+            dp_size=2,
+            enable_metrics=True,
+            speculative_algorithm="DDTREE",
+            speculative_draft_model_path=tiny_drafter,
+            speculative_ddtree_budget="auto",
+        ),
+    ) as server:
+        assert server.greedy(PROMPTS, NEW_TOKENS) == texts
+        status, message = server.refusal({"text": "Once", "sampling_params": {"frequency_penalty": 1.0}})
+        assert (status, "frequency_penalty" in message) == (400, True)
+        states = server.server_info()["internal_states"]
+        assert [sum(state["ddtree_widths"]["steps"].values()) > 20 for state in states] == [True, True]
+        steps = [sample for sample in server.metrics() if sample.name == "sglang:ddtree_steps_total"]
+        assert {sample.labels["dp_rank"] for sample in steps if sample.value} == {"0", "1"}
