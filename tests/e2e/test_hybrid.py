@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from e2e import probing
 from e2e.checkpoints import make_drafter
 from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
@@ -25,7 +26,7 @@ LONG = 300
 class Mode(NamedTuple):
     """A server; `prompts` of the forty run on it unless the slow tests are asked for."""
 
-    budget: int
+    budget: int | str
     strategy: str
     interval: int | None
     page_size: int
@@ -34,6 +35,7 @@ class Mode(NamedTuple):
     """Tokens per text when all prompts run: so many that every text sees more than 100 rejections."""
 
 
+AUTO = "auto"
 NO_BUFFER, BUFFER, LAZY = "no_buffer", "extra_buffer", "extra_buffer_lazy"
 MODES = [
     Mode(1, BUFFER, 64, 1, whole=400),
@@ -43,7 +45,10 @@ MODES = [
     Mode(16, BUFFER, 256, 1, prompts=40),
     Mode(33, BUFFER, 64, 16, whole=450),
     Mode(64, BUFFER, 128, 16, whole=480),
+    Mode(AUTO, BUFFER, 64, 16, whole=480),
 ]
+WIDTHS = [8, 64, 16, 64, 32, 8]
+"""What the steps of budget "auto" verify, over and over."""
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +68,10 @@ def server(
     if mode.budget == 1:
         # A single node of the usual drafter is the right one too often to see a hundred rejections.
         drafter = make_drafter(tmp_path_factory.mktemp("drafter"), seed=3)
+    widths = WIDTHS if mode.budget == AUTO else ()
     with launch(
         hybrid_target,
-        environment=EXACT,
+        environment=EXACT | probing.environment(widths=widths),
         max_mamba_cache_size=STATES,
         speculative_algorithm="DDTREE",
         speculative_draft_model_path=drafter,
@@ -112,7 +118,8 @@ def identity(
         assert answer["output_ids"][: len(text)] == text
     # Every step has rejected a draft unless its path is as deep as a path can be.
     metas = [answer["meta_info"] for answer in answers]
-    deepest = min(mode.budget, BLOCK - 1)
+    # Of "auto" the narrowest tree's path is the shortest that ends without a rejection.
+    deepest = min(min(WIDTHS) - 1 if mode.budget == AUTO else int(mode.budget), BLOCK - 1)
     rejections = [meta["spec_verify_ct"] - meta["spec_num_correct_drafts"] // deepest for meta in metas]
     assert min(rejections) > (100 if count == mode.whole else 60), sorted(rejections)
     assert len({meta["spec_verify_ct"] for meta in metas}) > 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import AUTO, FIXED_BUDGET, DDTreeConfig
-from .recurrent import recurrent_family
+from .recurrent import GDN, recurrent_family
 
 if TYPE_CHECKING:
     from ..step.plan import StepPlan
@@ -23,7 +23,9 @@ def budget_of(cfg: Any, config: DDTreeConfig, model_config: Any) -> int | Litera
     """
     if config.budget is not None:
         return config.budget
-    return FIXED_BUDGET if _on_cpu() or any(_obstacles(cfg, model_config)) else "auto"
+    if has_graphs(cfg) and recurrent_family(model_config) is None:
+        return "auto"
+    return FIXED_BUDGET
 
 
 def auto_problems(cfg: Any, config: DDTreeConfig, model_config: Any) -> Iterator[str]:
@@ -47,10 +49,15 @@ def plan_for(cfg: Any, config: DDTreeConfig, model_config: Any, block_size: int,
 
 def _obstacles(cfg: Any, model_config: Any) -> Iterator[str]:
     family = recurrent_family(model_config)
-    if family is not None:
-        yield f"a target with {family} layers records a node's inputs at one width"
-    if not _on_cpu() and _decode_graphs(cfg) != "full":
+    if family not in (None, GDN):
+        yield f"a target with {family} layers keeps its states at one width"
+    if not _on_cpu() and not has_graphs(cfg):
         yield f"the widths are CUDA graphs, and decode graphs are {_decode_graphs(cfg)} here, not full"
+
+
+def has_graphs(cfg: Any) -> bool:
+    """Whether decode steps are full CUDA graphs."""
+    return not _on_cpu() and _decode_graphs(cfg) == "full"
 
 
 def _on_cpu() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import torch
 from ..recurrent import GDNShape, record_bytes_per_node
 
 if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
     from ..step.plan import StepPlan
 
 GDN = "Gated DeltaNet (GDN)"
@@ -58,23 +61,26 @@ def follows_accepted_node(model_config: Any) -> bool:
 
 @dataclass(frozen=True)
 class RecurrentPlan:
-    """What verifying a tree of `width` nodes records on the GDN layers of a target, in bytes.
+    """What verifying a tree records on the GDN layers of a target, in bytes.
 
     Attributes:
+        budget: as the user knows it, a number or "auto".
+        batches: verify width -> the most requests that run it; None where all can.
         node_bytes: a node of one request, all layers: the inputs from which its state can be computed.
         slot_bytes: one committed state of one request, all layers.
     """
 
     shape: GDNShape
     layers: int
-    width: int
+    budget: int | str
+    batches: Mapping[int, int | None]
     activation_dtype: torch.dtype
     conv_dtype: torch.dtype
     node_bytes: int
     slot_bytes: int
 
     @classmethod
-    def of(cls, model_config: Any, width: int) -> RecurrentPlan:
+    def of(cls, model_config: Any, plan: StepPlan, batches: Mapping[int, int | None]) -> RecurrentPlan:
         from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
         from sglang.srt.runtime_context import linear_attn_tp_size
 
@@ -85,19 +91,28 @@ class RecurrentPlan:
         return cls(
             shape=shape,
             layers=layers,
-            width=width,
+            budget="auto" if plan.follows_load else plan.verify_width - 1,
+            batches=batches,
             activation_dtype=model_config.dtype,
             conv_dtype=params.dtype.conv,
             node_bytes=layers * record_bytes_per_node(shape, model_config.dtype, params.dtype.conv),
             slot_bytes=int(params.mamba_cache_per_req),
         )
 
+    def nodes(self, requests: int) -> int:
+        """The most that one step of up to `requests` requests verifies."""
+        return max(
+            width * (requests if most is None else min(requests, most))
+            for width, most in self.batches.items()
+        )
+
     def record_bytes(self, requests: int) -> int:
-        return self.node_bytes * self.width * requests
+        return self.node_bytes * self.nodes(requests)
 
     def check_fit(self, memory: StateMemory, requests: int) -> None:
         """Raise `ValueError` with the numbers unless states and records of `requests` requests fit."""
-        needed = memory.needed(self, requests, self.width)
+        nodes = self.nodes(requests)
+        needed = memory.needed(self, requests, nodes)
         if needed <= memory.available:
             return
         fewer = memory.most_requests(self)
@@ -106,20 +121,20 @@ class RecurrentPlan:
             f"--speculative-ddtree-budget {width - 1} at {requests} running requests"
             if width >= 2
             else f"no budget fits {requests} running requests",
-            f"--max-running-requests {fewer} at budget {self.width - 1}"
+            f"--max-running-requests {fewer} at budget {self.budget}"
             if fewer >= 1
-            else f"not one request fits at budget {self.width - 1}",
+            else f"not one request fits at budget {self.budget}",
         ]
         raise ValueError(
             f"DDTREE cannot start: the recurrent layers need {_gib(needed)} for {requests} running requests "
-            f"({_mib(self.node_bytes)} a node x {self.width} nodes each, and states of {_mib(self.slot_bytes)}), "
+            f"({_mib(self.node_bytes)} a node x {nodes} nodes, and states of {_mib(self.slot_bytes)}), "
             f"{_gib(memory.available)} are there for them. What would fit: {'; '.join(fixes)}. "
             "--mem-fraction-static and --mamba-full-memory-ratio give them more."
         )
 
     def describe(self, requests: int) -> str:
         return (
-            f"{_mib(self.node_bytes)} a node and request x {self.width} nodes x {requests} requests = "
+            f"{_mib(self.node_bytes)} a node x {self.nodes(requests)} nodes of {requests} requests = "
             f"{_gib(self.record_bytes(requests))}"
         )
 
@@ -146,17 +161,52 @@ class StateMemory:
         share = ratio / (1 + ratio)
         return cls(int(rest * share), slots_per_request, 1, share)
 
-    def needed(self, plan: RecurrentPlan, requests: int, width: int) -> float:
+    def needed(self, plan: RecurrentPlan, requests: int, nodes: int) -> float:
         states = plan.slot_bytes * (self.slots_per_request * requests + self.fixed_slots)
-        return states + self.record_share * plan.node_bytes * width * requests
+        return states + self.record_share * plan.node_bytes * nodes
 
     def most_requests(self, plan: RecurrentPlan) -> int:
-        fixed = self.needed(plan, 0, plan.width)
-        return int((self.available - fixed) // (self.needed(plan, 1, plan.width) - fixed))
+        def fits(requests: int) -> bool:
+            return self.needed(plan, requests, plan.nodes(requests)) <= self.available
+
+        least, beyond = 0, 1
+        while fits(beyond):
+            least, beyond = beyond, 2 * beyond
+        while beyond - least > 1:
+            middle = (least + beyond) // 2
+            least, beyond = (middle, beyond) if fits(middle) else (least, middle)
+        return least
 
     def widest(self, plan: RecurrentPlan, requests: int) -> int:
+        """Of the widths that all requests could run."""
         states = self.needed(plan, requests, 0)
         return int((self.available - states) // (self.record_share * plan.node_bytes * requests))
+
+
+def recurrent_plan(server_args: ServerArgs, model_config: Any) -> RecurrentPlan:
+    """The plan of a GDN target in the process that decodes."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.runtime_context import get_exec, get_spec
+
+    from .budget import has_graphs, plan_for
+    from .flags import ddtree_config
+
+    cfg = resolved_view(server_args)
+    plan = plan_for(
+        cfg,
+        ddtree_config(server_args),
+        model_config,
+        int(get_spec().speculative_dflash_block_size),
+        int(model_config.vocab_size),
+    )
+    batches: dict[int, int | None] = dict.fromkeys(plan.widths)
+    if plan.follows_load and has_graphs(cfg):
+        # A batch beyond a width's graphs never runs it, and one beyond all graphs runs the narrowest.
+        sizes = sorted(get_exec().graph.cuda_graph_config.decode.bs)
+        for width in plan.widths:
+            if width > plan.block_size:
+                batches[width] = max(plan.sizes_of(width, sizes))
+    return RecurrentPlan.of(model_config, plan, batches)
 
 
 def gdn_shape(config: Any, ranks: int = 1) -> GDNShape:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .hooks import declare
-from .recurrent import RecurrentPlan, StateMemory, follows_accepted_node
+from .recurrent import StateMemory, follows_accepted_node, recurrent_plan
 from .seams import serves_ddtree
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator"
@@ -32,10 +32,10 @@ def build_pool(original: Callable[..., Any], configurator: Any, **sizes: Any) ->
 def plan_memory(original: Callable[..., Any], configurator: Any, total_rest_memory: float) -> Any:
     if not _applies(configurator.model_config):
         return original(configurator, total_rest_memory)
-    from sglang.srt.runtime_context import get_memory, get_schedule, get_spec
+    from sglang.srt.runtime_context import get_memory, get_schedule
 
     schedule = get_schedule()
-    plan = RecurrentPlan.of(configurator.model_config, int(get_spec().speculative_num_draft_tokens))
+    plan = recurrent_plan(configurator.server_args, configurator.model_config)
     requests, rest = int(schedule.max_running_requests), total_rest_memory * 2**30
     slots_per_request = int(configurator._calculate_mamba_ratio())
     if schedule.max_mamba_cache_size is not None:

@@ -80,8 +80,8 @@ def refusal_table() -> list[dict[str, str]]:
     rows.append(
         {
             "option": "`--speculative-ddtree-budget auto`",
-            "allowed": "targets without recurrent layers; on CUDA with full decode CUDA graphs",
-            "why": "its widths are CUDA graphs, and GDN layers record a node's inputs at one width",
+            "allowed": "targets without recurrent layers other than GDN; on CUDA with full decode CUDA graphs",
+            "why": "its widths are CUDA graphs, and other recurrent layers keep their states at one width",
         }
     )
     rows += [{"option": f"`{row.name}`", "allowed": row.allowed, "why": row.why} for row in OPTION_ROWS]

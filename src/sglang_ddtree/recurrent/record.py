@@ -57,6 +57,16 @@ class TreeRecord:
             }
         )
 
+    def in_rows(self, width: int) -> TreeRecord:
+        """The same memory for `width` slots a request, and as many requests as it then holds."""
+
+        def viewed(tensor: torch.Tensor) -> torch.Tensor:
+            nodes = tensor.flatten(1, 2)
+            rows = nodes.shape[1] // width
+            return nodes[:, : rows * width].unflatten(1, (rows, width))
+
+        return TreeRecord(*(viewed(getattr(self, field.name)) for field in fields(self)))
+
     def layer(self, index: int) -> LayerRecord:
         """Views of one layer."""
         return LayerRecord(*(getattr(self, field.name)[index] for field in fields(self)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,10 @@ from ..tree.capacity import MAX_DEPTHS, resolve_topk, verify_width
 
 AUTO_WIDTHS = (8, 16, 32, 64)
 """Verify widths of budget "auto". Powers of two: a GEMM computes whole tiles, and one token more may cost a tile."""
+
+WIDE_TOKENS = 512
+"""A width above the draft's block is captured for batches of up to this many verified tokens: beyond, its cost on
+a Hopper GPU grows with the tokens, its gain does not."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,15 @@ class StepPlan:
     def follows_load(self) -> bool:
         """Whether steps choose among widths."""
         return len(self.widths) > 1
+
+    def sizes_of(self, width: int, sizes: Sequence[int], tokens: int = WIDE_TOKENS) -> list[int]:
+        """Of the batch sizes that SGLang captures: all up to the draft's block, above it those that can win.
+
+        `tokens`: the most that a wide verify computes; the smallest batch may take more.
+        """
+        if width <= self.block_size or not self.follows_load:
+            return list(sizes)
+        return [size for size in sizes if size * width <= tokens] or list(sizes[:1])
 
     @property
     def window(self) -> int:

@@ -13,6 +13,7 @@ from ..tree.sample import sample_target
 from ..tree.tree import DraftTree
 from ..tree.window import open_window
 from .lengths import HostLengths
+from .recurrent import tree_backend
 from .verify import lay_out_for_verify, mask_buffer
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def rehearse_steps(worker: DDTreeWorker) -> None:
             tree, topology = lay_out_for_verify(
                 trees, window, width, mask, reads_prefix=worker.mask_reads_prefix
             )
+            recurrent = tree_backend(runner)
+            if recurrent is not None:
+                recurrent.set_tree(tree, topology)
         _, rows = settle_path(
             tree, topology.ancestor_mask, tree.tokens, zero, window.slots, worker.widths.tally(width)
         )

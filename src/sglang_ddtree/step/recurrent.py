@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
@@ -10,7 +11,7 @@ from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 from sglang.srt.runtime_context import get_spec, mamba_track_grid
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
-from ..host.recurrent import RecurrentPlan
+from ..host.recurrent import RecurrentPlan, recurrent_plan
 from ..recurrent import TreeRecord, ancestor_taps, commit_path, tree_conv, tree_delta_rule
 
 if TYPE_CHECKING:
@@ -35,19 +36,12 @@ class TreeGDNBackend(GDNAttnBackend):
         super().__init__(model_runner)
         # Links come from `set_tree`; SGLang's would be copied into its own buffers at every replay.
         self.topk = 1
-        self.plan = RecurrentPlan.of(model_runner.model_config, int(get_spec().speculative_num_draft_tokens))
         self.requests = int(self.req_to_token_pool.size)
+        self.width = width = int(get_spec().speculative_num_draft_tokens)
         self.max_depth = int(get_spec().speculative_dflash_block_size) - 1
-        width, device = self.plan.width, self.device
-        self.record = TreeRecord.allocate(
-            self.plan.shape,
-            self.plan.layers,
-            self.requests,
-            width,
-            self.plan.activation_dtype,
-            self.plan.conv_dtype,
-            device,
-        )
+        self.plan = recurrent_plan(model_runner.server_args, model_runner.model_config)
+        device = self.device
+        self.record = _record_of(model_runner, self.plan, self.requests).in_rows(width)
         # As the tree of unused slots, which is what warm-ups and captures run on.
         own = torch.arange(width, dtype=torch.int32, device=device).view(1, width, 1)
         past = -torch.arange(self.plan.shape.conv_kernel, dtype=torch.int32, device=device)
@@ -71,7 +65,7 @@ class TreeGDNBackend(GDNAttnBackend):
     ) -> torch.Tensor:
         if not forward_batch.forward_mode.is_target_verify():
             return super().forward_extend(layer, forward_batch, mixed_qkv, a, b, **kwargs)
-        batch = mixed_qkv.shape[0] // self.plan.width
+        batch = mixed_qkv.shape[0] // self.width
         slots = self.forward_metadata.mamba_cache_indices[:batch]
         pool = self.req_to_token_pool.mamba2_layer_cache(layer.layer_id)
         record = self.record.layer(self.req_to_token_pool.mamba_map[layer.layer_id])
@@ -125,6 +119,24 @@ class TreeGDNBackend(GDNAttnBackend):
         )
 
 
+_records: WeakKeyDictionary[Any, TreeRecord] = WeakKeyDictionary()
+
+
+def _record_of(runner: ModelRunner, plan: RecurrentPlan, requests: int) -> TreeRecord:
+    """The target's one record: a step's is used up when the step ends, so that all widths take the same memory."""
+    if runner not in _records:
+        _records[runner] = TreeRecord.allocate(
+            plan.shape,
+            plan.layers,
+            plan.nodes(requests),
+            1,
+            plan.activation_dtype,
+            plan.conv_dtype,
+            runner.device,
+        )
+    return _records[runner]
+
+
 def with_tree_verify(backend: HybridLinearAttnBackend, runner: ModelRunner) -> HybridLinearAttnBackend:
     """The same hybrid backend with its GDN side replaced.
 
@@ -145,13 +157,13 @@ def tree_backend(runner: ModelRunner) -> TreeGDNBackend | None:
 
 def commit_recurrent(
     worker: DDTreeWorker,
+    backend: TreeGDNBackend | None,
     batch: ScheduleBatch,
     accepted: Acceptance,
     rows: PathRows,
     prefix_lens: torch.Tensor,
 ) -> None:
-    """Leave every request the recurrent state of its last accepted node."""
-    backend = tree_backend(worker.model_runner)
+    """Leave every request the recurrent state of its last accepted node; `backend` is the one that verified."""
     if backend is None:
         _commit_states(worker, batch, accepted)
         return

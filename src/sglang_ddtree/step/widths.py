@@ -18,7 +18,8 @@ from sglang.srt.runtime_context import get_exec, get_spec
 
 from ..tree.accept import WidthTally
 from ..width import CostTable, WidthPolicy
-from .plan import StepPlan
+from .plan import WIDE_TOKENS, StepPlan
+from .recurrent import tree_backend
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WIDE_TOKENS = 512
-"""A width above the draft's block is captured for batches of up to this many verified tokens: beyond, its cost on
-a Hopper GPU grows with the tokens, its gain does not."""
 WIDE_FLOPS = 1.2e12
 """A small model's step is bound by its launches for longer: up to the tokens that take this much computing, some
 milliseconds on a Hopper GPU..."""
@@ -50,19 +48,21 @@ class CapturePlan:
         plan: the server's.
         parameters: of the target.
         vocab_size: columns of its logits.
+        records_nodes: the target's layers record every node, in memory that was planned for `WIDE_TOKENS`.
     """
 
     plan: StepPlan
     parameters: int
     vocab_size: int
+    records_nodes: bool = False
 
     def sizes_of(self, width: int, sizes: list[int]) -> list[int]:
-        """Of the batch sizes that SGLang captures: all up to the draft's block, above it those that can win."""
-        if width <= self.plan.block_size or not self.plan.follows_load:
-            return sizes
-        rows = max(WIDE_LOGITS // (4 * self.vocab_size), self.plan.block_size * max(sizes))
-        tokens = max(WIDE_TOKENS, min(int(WIDE_FLOPS / (2 * self.parameters)), rows))
-        return [size for size in sizes if size * width <= tokens] or sizes[:1]
+        """`StepPlan.sizes_of`, with the tokens that this target affords."""
+        tokens = WIDE_TOKENS
+        if not self.records_nodes:
+            rows = max(WIDE_LOGITS // (4 * self.vocab_size), self.plan.block_size * max(sizes))
+            tokens = max(tokens, min(int(WIDE_FLOPS / (2 * self.parameters)), rows))
+        return self.plan.sizes_of(width, sizes, tokens)
 
     @contextmanager
     def captured(self, width: int) -> Iterator[None]:
@@ -135,10 +135,21 @@ class VerifyWidths:
     With one width there is nothing to choose: nothing is counted, timed or swapped.
     """
 
-    def __init__(self, plan: StepPlan, runner: ModelRunner, draft_runner: ModelRunner, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        runner: ModelRunner,
+        draft_runner: ModelRunner,
+        ranks: Ranks,
+        *,
+        records_nodes: bool = False,
+    ) -> None:
         parameters = sum(parameter.numel() for parameter in runner.model.parameters())
         self.captures = _capture_plans[runner] = CapturePlan(
-            plan, parameters, int(runner.model_config.vocab_size)
+            plan,
+            parameters,
+            int(runner.model_config.vocab_size),
+            records_nodes,
         )
         self.plan = plan
         self.runner = runner
@@ -160,7 +171,16 @@ class VerifyWidths:
         # Without graphs nothing is known of the times before they are measured.
         sizes = {2**power for power in range(int(self.runner.max_running_requests).bit_length() + 1)}
         prior = {(size, width): 1.0 for size in sizes for width in self.plan.widths}
-        if own.graphs is not None:
+        if own.graphs is None:
+            if tree_backend(self.runner) is not None:
+                # A dense target's backend takes any width; one that records nodes has its own.
+                self.forwards = {
+                    width: _Forward(self._backend(width), None)
+                    for width in self.plan.widths
+                    if width < widest
+                }
+                self.forwards[widest] = own
+        else:
             start, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
             with _frozen_garbage():
                 self.forwards = {
@@ -241,14 +261,19 @@ class VerifyWidths:
         finally:
             runner.attn_backend, runner.decode_cuda_graph_runner = own
 
+    def _backend(self, width: int) -> Any:
+        """An attention backend of the target for `width` tokens per request."""
+        kept = self.runner.init_new_workspace
+        with get_spec().override(speculative_num_draft_tokens=width):
+            try:
+                return self.runner._get_attention_backend(init_new_workspace=True)
+            finally:
+                self.runner.init_new_workspace = kept
+
     def _capture_one(self, width: int) -> _Forward:
         runner = self.runner
-        kept = runner.init_new_workspace
         with get_spec().override(speculative_num_draft_tokens=width), self.captures.captured(width):
-            try:
-                backend = runner._get_attention_backend(init_new_workspace=True)
-            finally:
-                runner.init_new_workspace = kept
+            backend = self._backend(width)
             graphs = type(runner.decode_cuda_graph_runner)(
                 runner, attn_backend=backend, speculative_num_draft_tokens=width
             )

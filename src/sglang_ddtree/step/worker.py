@@ -69,7 +69,13 @@ class DDTreeWorker(DFlashWorkerV2):
             ranks=self.ranks,
         )
         self.captured_trees: CapturedTrees | None = None
-        self.widths = VerifyWidths(self.plan, target_worker.model_runner, self.draft_model_runner, self.ranks)
+        self.widths = VerifyWidths(
+            self.plan,
+            target_worker.model_runner,
+            self.draft_model_runner,
+            self.ranks,
+            records_nodes=self.has_recurrent_layers,
+        )
         self.phases = PhaseClock(
             marks_of(torch.device(self.device)), EVERY if get_observability().enable_metrics else 0
         )
@@ -214,7 +220,7 @@ class DDTreeWorker(DFlashWorkerV2):
             on_publish(rows.new_seq_lens)
         commit_target_kv(self, rows)
         if self.has_recurrent_layers:
-            commit_recurrent(self, batch, accepted, rows, window.prefix_lens)
+            commit_recurrent(self, recurrent, batch, accepted, rows, window.prefix_lens)
         commit_draft_kv(self, accepted, rows, output.logits_output.hidden_states)
         self.phases.done("commit")
         self.widths.end()

@@ -49,7 +49,8 @@ def test_the_default_follows_the_load_where_it_can(name: str, graphs: str, expec
     assert budget_of(server(graphs), DDTreeConfig(budget=7), target(name)) == 7
     assert list(auto_problems(server(graphs), DDTreeConfig(), target(name))) == []
     problems = list(auto_problems(server(graphs), DDTreeConfig(budget="auto"), target(name)))
-    assert bool(problems) == (expected == 32)
+    # A GDN target serves it if asked to.
+    assert bool(problems) == (expected == 32 and name != "Qwen3NextConfig")
     for problem in problems:
         assert problem.startswith("--speculative-ddtree-budget auto: ")
         assert problem.endswith("Set a number")

@@ -75,10 +75,45 @@ def test_relative_with_further_states_is_no_plain_gdn() -> None:
 SHAPE = GDNShape(num_k_heads=16, num_v_heads=48, head_k_dim=128, head_v_dim=128, conv_kernel=4)
 
 
-def plan(width: int) -> RecurrentPlan:
+def plan(width: int, batches: dict[int, int | None] | None = None) -> RecurrentPlan:
     """48 layers of a 27B model."""
     per_node = record_bytes_per_node(SHAPE, torch.bfloat16, torch.bfloat16)
-    return RecurrentPlan(SHAPE, 48, width, torch.bfloat16, torch.bfloat16, 48 * per_node, 144 * MIB)
+    budget = width - 1 if batches is None else "auto"
+    return RecurrentPlan(
+        SHAPE,
+        48,
+        budget,
+        batches or {width: None},
+        torch.bfloat16,
+        torch.bfloat16,
+        48 * per_node,
+        144 * MIB,
+    )
+
+
+AUTO: dict[int, int | None] = {8: None, 16: None, 32: 16, 64: 8}
+
+
+@pytest.mark.parametrize(
+    ("requests", "nodes"),
+    # 64 tokens for up to 8 requests, 32 for up to 16, which is as many until 16 tokens of all requests are more.
+    [(1, 64), (5, 320), (8, 512), (16, 512), (32, 512), (33, 528), (48, 768)],
+)
+def test_auto_records_the_most_that_one_step_verifies(requests: int, nodes: int) -> None:
+    assert plan(64, AUTO).nodes(requests) == nodes
+    assert plan(64, AUTO).record_bytes(requests) == nodes * plan(2).node_bytes
+    assert plan(33).nodes(requests) == 33 * requests
+
+
+def test_refusal_of_auto_names_what_fits() -> None:
+    memory = StateMemory.sized_by_ratio(15 * 2**30, 0.9, 5)
+    one = plan(64, AUTO)
+    with pytest.raises(ValueError, match=r"48 running requests \(1.71 MiB a node x 768 nodes") as caught:
+        one.check_fit(memory, 48)
+    requests = int(str(caught.value).split("--max-running-requests ")[1].split(" at budget auto")[0])
+    one.check_fit(memory, requests)
+    with pytest.raises(ValueError, match="cannot start"):
+        one.check_fit(memory, requests + 1)
 
 
 def test_bytes_of_a_node_are_those_of_the_record() -> None:
@@ -187,3 +222,42 @@ def test_ranks_share_the_heads_evenly_or_not_at_all() -> None:
     ]
     of_rank = recurrent.gdn_shape(made("Qwen3NextConfig"), 4)
     assert (of_rank.num_k_heads, of_rank.num_v_heads, of_rank.head_k_dim) == (4, 8, 128)
+
+
+def test_a_wide_verify_s_requests_are_those_of_its_largest_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt import runtime_context
+    from sglang.srt.arg_groups import overrides
+
+    from sglang_ddtree.host import budget
+    from sglang_ddtree.step.widths import CapturePlan
+
+    sizes = [1, 2, 4, 8, 12, 16, 24, 32, 48]
+    decode = SimpleNamespace(backend="full", bs=sizes)
+    graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode))
+    monkeypatch.setattr(overrides, "resolved_view", lambda server_args: graph)
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: SimpleNamespace(graph=graph))
+    monkeypatch.setattr(
+        runtime_context, "get_spec", lambda: SimpleNamespace(speculative_dflash_block_size=16)
+    )
+    monkeypatch.setattr(budget, "_on_cpu", lambda: False)
+    monkeypatch.setattr(RecurrentPlan, "of", classmethod(lambda cls, config, plan, batches: (plan, batches)))
+    target = SimpleNamespace(**vars(model_config(made("Qwen3NextConfig"))), vocab_size=1000)
+
+    plan, batches = recurrent.recurrent_plan(asked_for("auto"), target)  # type: ignore[misc]
+    assert batches == {8: None, 16: None, 32: 16, 64: 8}
+    captured = CapturePlan(plan, int(1e6), 1000, records_nodes=True)
+    assert {width: max(captured.sizes_of(width, sizes)) for width in (32, 64)} == {32: 16, 64: 8}
+    _, batches = recurrent.recurrent_plan(asked_for(33), target)  # type: ignore[misc]
+    assert batches == {34: None}
+    # Without graphs any batch runs any width.
+    monkeypatch.setattr(budget, "_on_cpu", lambda: True)
+    _, batches = recurrent.recurrent_plan(asked_for("auto"), target)  # type: ignore[misc]
+    assert set(batches.values()) == {None}
+
+
+def asked_for(budget: int | str) -> Any:
+    from sglang_ddtree.host.flags import set_options
+
+    server_args = SimpleNamespace(speculative_algorithm="DDTREE")
+    set_options(server_args, budget=budget)
+    return server_args

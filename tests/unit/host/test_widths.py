@@ -28,10 +28,12 @@ def plan(budget: Any, block_size: int = 16) -> Any:
     return StepPlan.resolve(block_size=block_size, budget=budget, topk_cap=16, vocab_size=1000)
 
 
-def captures(budget: Any, parameters: float = 8e9, vocab_size: int = 150_000) -> Any:
+def captures(
+    budget: Any, parameters: float = 8e9, vocab_size: int = 150_000, records_nodes: bool = False
+) -> Any:
     from sglang_ddtree.step.widths import CapturePlan
 
-    return CapturePlan(plan(budget), int(parameters), vocab_size)
+    return CapturePlan(plan(budget), int(parameters), vocab_size, records_nodes)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,11 @@ def test_a_small_target_affords_more_tokens(
     parameters: float, vocab_size: int, width: int, expected: list[int]
 ) -> None:
     assert captures("auto", parameters, vocab_size).sizes_of(width, SIZES) == expected
+
+
+def test_a_small_target_that_records_nodes_keeps_to_what_was_planned() -> None:
+    assert captures("auto", 1.35e8, 50_000, records_nodes=True).sizes_of(64, SIZES) == [1, 2, 4, 8]
+    assert captures("auto", 1.35e8, 50_000, records_nodes=True).sizes_of(16, SIZES) == SIZES
 
 
 def test_a_fixed_budget_is_captured_for_every_batch() -> None:

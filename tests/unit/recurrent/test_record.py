@@ -23,6 +23,20 @@ def test_a_layer_is_a_view() -> None:
     assert (record.beta[1] == 3).all()
 
 
+def test_other_widths_are_views_of_the_same_memory() -> None:
+    record = TreeRecord.allocate(SMALL, 2, 24, 1, torch.float32, torch.bfloat16, "cpu")
+    record.inputs.copy_(torch.arange(2 * 24).view(2, 24, 1, 1).expand_as(record.inputs))
+    for width, rows in ((8, 3), (24, 1), (7, 3)):
+        viewed = record.in_rows(width)
+        assert viewed.inputs.shape == (2, rows, width, SMALL.conv_dim)
+        assert viewed.beta.shape == (2, rows, width, SMALL.num_v_heads)
+        nodes = torch.arange(24)[: rows * width].view(rows, width)
+        assert torch.equal(viewed.inputs[:, :, :, 0].long(), torch.stack((nodes, 24 + nodes)))
+        viewed.layer(1).beta[rows - 1, width - 1] = width
+        assert (record.beta[1, rows * width - 1, 0] == width).all()
+    assert record.in_rows(8).in_rows(24).keys.data_ptr() == record.keys.data_ptr()
+
+
 @pytest.mark.parametrize("sizes", [(2, 3, 16, 16, 4), (0, 2, 16, 16, 4), (1, 2, 16, 16, 1)])
 def test_impossible_shapes_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"multiple|at least"):
