@@ -133,15 +133,6 @@ def test_recurrent_layers_share_their_heads(
     assert any(step["path"] != list(range(step["accept_len"])) for step in map(json.loads, first))
 
 
-def test_the_chain_runs_on_two_ranks_of_a_cpu(
-    launch: Launch, target: Path, tiny_drafter: Path, texts: list[list[int]]
-) -> None:
-    with launch(
-        target, **two_ranks(speculative_algorithm="DFLASH", speculative_draft_model_path=tiny_drafter)
-    ) as server:
-        assert server.greedy(PROMPTS, NEW_TOKENS) == texts
-
-
 def test_replicas_decode_on_their_own(
     launch: Launch, target: Path, tiny_drafter: Path, texts: list[list[int]]
 ) -> None:

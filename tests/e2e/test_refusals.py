@@ -46,8 +46,6 @@ OPTIONS: dict[str, list[str]] = {
     "--speculative-accept-threshold-acc 0.9": ["--speculative-accept-threshold-acc", "0.9"],
     "--speculative-use-rejection-sampling: ": ["--speculative-use-rejection-sampling"],
     "--tokenizer-worker-num 2": ["--tokenizer-worker-num", "2"],
-    "--tensor-parallel-size 2": ["--tp-size", "2"],
-    "--data-parallel-size 2": ["--dp-size", "2"],
     "--pipeline-parallel-size 2": ["--pp-size", "2"],
     "--enable-lora: ": ["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"],
     "--enable-custom-logit-processor: ": ["--enable-custom-logit-processor"],
@@ -199,10 +197,10 @@ def launch_and_fail(command_line: list[str], environment: dict[str, str]) -> str
 
 
 def test_server_ends_with_the_reason_before_it_loads_a_model(tiny_target: Path, tiny_drafter_8: Path) -> None:
-    refused = arguments(tiny_target, tiny_drafter_8, "--tp-size", "2")
+    refused = arguments(tiny_target, tiny_drafter_8, "--ep-size", "2")
     log = launch_and_fail(refused, cpu_environment(1))
     assert (
-        log.rstrip().splitlines()[-1].startswith("ValueError: DDTREE cannot start: --tensor-parallel-size 2")
+        log.rstrip().splitlines()[-1].startswith("ValueError: DDTREE cannot start: --expert-parallel-size 2")
     )
     assert "Load weight begin" not in log
 

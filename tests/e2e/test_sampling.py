@@ -116,7 +116,7 @@ def test_plain_sampling_passes_the_test_itself(
     assert chi_square_p(samples, exact) > P_VALUE
 
 
-@pytest.mark.parametrize("budget", [1, 8, 64])
+@pytest.mark.parametrize("budget", [1, 24])
 def test_the_first_three_tokens_are_distributed_as_plain_decodings(
     launch: Launch, target: Path, drafter: Path, exact: dict[Triple, float], budget: int
 ) -> None:

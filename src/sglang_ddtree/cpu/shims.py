@@ -165,17 +165,6 @@ def _last_loc_in_torch() -> None:
     _replace(_GET_LAST_LOC, get_last_loc_torch)
 
 
-_PARALLEL = "sglang.srt.distributed.parallel_state"
-_ALL_GATHER = f"{_PARALLEL}.GroupCoordinator.all_gather_into_tensor"
-
-
-def _all_gather_without_custom_op() -> None:
-    def all_gather_into_tensor(group: Any, output: torch.Tensor, input: torch.Tensor) -> None:
-        torch.distributed.all_gather_into_tensor(output, input, group=group.device_group)
-
-    _replace(_ALL_GATHER, all_gather_into_tensor)
-
-
 def _replace(target: str, function: Callable[..., Any]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -377,14 +366,6 @@ SHIMS: tuple[Shim, ...] = (
         needed=lambda: "assign_req_to_token_pool[(batch_size,)]" in _source_of(_ALLOCATION),
         apply=lambda: _replace(_ASSIGN_ROWS, torch_ops.assign_req_to_token_pool),
         hook_target=_ASSIGN_ROWS,
-    ),
-    Shim(
-        name="all-gather",
-        answers="srt/distributed/parallel_state.py:1372",
-        why="gathers into a tensor through an operator that only accelerators have; DFLASH's head does",
-        needed=lambda: "reg_all_gather_into_tensor(output, input" in _source_of(_PARALLEL),
-        apply=_all_gather_without_custom_op,
-        hook_target=_ALL_GATHER,
     ),
     *(_hybrid_kernel_shim(*row) for row in _HYBRID_KERNELS),
 )

@@ -280,12 +280,6 @@ ROWS = (
         "GroupCoordinator.world_size",
     ),
     *_names(
-        "sglang.srt.distributed.parallel_state",
-        "cpu.shims",
-        "GroupCoordinator.all_gather_into_tensor(self, output, input)",
-        "GroupCoordinator.device_group",
-    ),
-    *_names(
         "sglang.srt.speculative.spec_tp_sync",
         "step.worker",
         "SpecTpSync.sync(self, site, values)",

@@ -67,7 +67,6 @@ LINES = {
     "last-loc": "get_last_loc_triton",
     "assign-rows": "assign_req_to_token_pool[",
     "pin-memory": "track_mask_cpu.pin_memory()",
-    "all-gather": "reg_all_gather_into_tensor(output, input",
     **{
         function.strip("_").replace("_", "-"): launches
         for _, function, _, launches, _ in shims._HYBRID_KERNELS
