@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import AUTO, FIXED_BUDGET, DDTreeConfig
-from .recurrent import GDN, recurrent_family
+from .recurrent import GDN, is_tuned_at_startup, recurrent_family
 
 if TYPE_CHECKING:
     from ..step.plan import StepPlan
@@ -51,6 +51,16 @@ def _obstacles(cfg: Any, model_config: Any) -> Iterator[str]:
     family = recurrent_family(model_config)
     if family not in (None, GDN):
         yield f"a target with {family} layers keeps its states at one width"
+    elif (
+        family == GDN
+        and not _on_cpu()
+        and not cfg.disable_flashinfer_autotune
+        and is_tuned_at_startup(model_config)
+    ):
+        yield (
+            "SGLang may tune this target's products with more nodes than its GDN layers can record; add "
+            "--disable-flashinfer-autotune to serve it"
+        )
     if not _on_cpu() and not has_graphs(cfg):
         yield f"the widths are CUDA graphs, and decode graphs are {_decode_graphs(cfg)} here, not full"
 

@@ -280,6 +280,11 @@ ROWS = (
         "GroupCoordinator.world_size",
     ),
     *_names(
+        "sglang.srt.distributed.device_communicators.triton_symm_mem_ag",
+        "host.seams",
+        "recommended_max_tokens(include_prefill, floor)",
+    ),
+    *_names(
         "sglang.srt.speculative.spec_tp_sync",
         "step.worker",
         "SpecTpSync.sync(self, site, values)",
@@ -589,6 +594,7 @@ SERVER_ARGS_FIELDS = (
     "cuda_graph_config",
     "decode_attention_backend",
     "device",
+    "disable_flashinfer_autotune",
     "disable_radix_cache",
     "enable_metrics",
     "load_format",

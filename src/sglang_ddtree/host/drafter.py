@@ -141,8 +141,9 @@ def check_drafter_of(server_args: Any) -> DrafterReport:
 
 def _rank_problems(config: Mapping[str, Any], ranks: int) -> Iterator[str]:
     heads = config["num_attention_heads"]
-    if heads % ranks:
-        yield f"num_attention_heads is {heads}, and --tensor-parallel-size {ranks} does not divide it"
+    for name in ("num_attention_heads", "intermediate_size"):
+        if config[name] % ranks:
+            yield f"{name} is {config[name]}, and --tensor-parallel-size {ranks} does not divide it"
     # Ranks share KV heads, or several ranks hold the same one.
     kv_heads = config.get("num_key_value_heads") or heads
     if max(kv_heads, ranks) % min(kv_heads, ranks):

@@ -55,6 +55,16 @@ def recurrent_family(model_config: Any) -> str | None:
     return f"linear attention ({name})"
 
 
+def is_tuned_at_startup(model_config: Any) -> bool:
+    """Whether SGLang may run a GDN target on all requests at once to tune its MoE or quantised products."""
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+    from sglang.srt.configs.qwen3_5 import Qwen3_5TextConfig
+
+    # The one family without experts.
+    has_experts = type(hybrid_gdn_config(model_config)) is not Qwen3_5TextConfig
+    return has_experts or getattr(model_config, "quantization", None) is not None
+
+
 def follows_accepted_node(model_config: Any) -> bool:
     return recurrent_family(model_config) == GDN
 
@@ -204,7 +214,7 @@ def recurrent_plan(server_args: ServerArgs, model_config: Any) -> RecurrentPlan:
         # A batch beyond a width's graphs never runs it, and one beyond all graphs runs the narrowest.
         sizes = sorted(get_exec().graph.cuda_graph_config.decode.bs)
         for width in plan.widths:
-            if width > plan.block_size:
+            if width > plan.block_size and width != plan.widths[0]:
                 batches[width] = max(plan.sizes_of(width, sizes))
     return RecurrentPlan.of(model_config, plan, batches)
 

@@ -106,6 +106,7 @@ OPTION_ROWS = (
     _one("nnodes", _ONE_GROUP),
     _off("enable_attn_tp_input_scattered", _SCATTERED),
     _off("enable_layernorm_sp", _SCATTERED),
+    _unset("moe_dense_tp_size", _SCATTERED),
     _off("enable_prefill_cp", _ONE_GROUP),
     _off("enable_kv_cache_sharding", _ONE_GROUP),
     # Disaggregation and other ways to split a forward

@@ -110,6 +110,17 @@ def logits_rows(original: Callable[..., int], runner: Any) -> int:
     return largest_logits(original, runner)
 
 
+def gathered_tokens(original: Callable[..., int], include_prefill: bool, floor: int = 0) -> int:
+    most = original(include_prefill, floor)
+    if include_prefill or not serves_ddtree():
+        return most
+    from sglang.srt.runtime_context import get_schedule, get_spec
+
+    # As many as DFLASH's. A larger step's logits go through NCCL, on all ranks alike.
+    running = int(get_schedule().max_running_requests or 0)
+    return min(most, max(floor, running * int(get_spec().speculative_dflash_block_size)))
+
+
 def show_widths(result: None, controller: Any, state: dict[str, Any]) -> None:
     if serves_ddtree() and (snapshot := controller.scheduler.draft_worker.widths.snapshot()) is not None:
         state["ddtree_widths"] = snapshot
@@ -164,6 +175,12 @@ def install() -> None:
         "around",
         "the widest verify times the largest batch would be a buffer that no step fills",
         logits_rows,
+    )
+    declare(
+        "sglang.srt.distributed.device_communicators.triton_symm_mem_ag.recommended_max_tokens",
+        "around",
+        "on several GPUs the widest verify of all requests would get a buffer of logits outside all reserves",
+        gathered_tokens,
     )
     declare(
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative",

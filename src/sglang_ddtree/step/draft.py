@@ -30,7 +30,9 @@ class CandidateHead:
     Args:
         weight: [tokens, hidden], this rank's part of the vocabulary, or all of it.
         first_token: token id of its first row.
-        ranks: those that hold the other parts; None where `weight` is the whole vocabulary.
+        ranks: those that hold the other parts; None on one rank.
+        is_whole: every rank has all of the vocabulary. The first one's candidates count then: the hidden states of
+            ranks may differ in a last bit.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class CandidateHead:
         topk: int,
         first_token: int = 0,
         ranks: Ranks | None = None,
+        is_whole: bool = False,
     ) -> None:
         self.weight = weight
         self.block_size = block_size
         self.topk = topk
         self.first_token = first_token
         self.ranks = ranks
+        self.is_whole = is_whole
 
     @classmethod
     def of(cls, lm_head: Any, *, vocab_size: int, block_size: int, topk: int, ranks: Ranks) -> CandidateHead:
@@ -63,12 +67,19 @@ class CandidateHead:
                     f"{lm_head.weight.shape[0]} of {vocab_size} rows and does not say which. "
                     "Set --tensor-parallel-size to 1."
                 )
-            return cls(lm_head.weight, block_size=block_size, topk=topk)
-        weight = lm_head.weight[: int(shard.num_org_elements)]
-        if ranks.count == 1 or weight.shape[0] == vocab_size:
+            weight, first = lm_head.weight, 0
+        else:
+            weight, first = lm_head.weight[: int(shard.num_org_elements)], int(shard.org_vocab_start_index)
+        if ranks.count == 1:
             return cls(weight, block_size=block_size, topk=topk)
-        first = int(shard.org_vocab_start_index)
-        return cls(weight, block_size=block_size, topk=topk, first_token=first, ranks=ranks)
+        return cls(
+            weight,
+            block_size=block_size,
+            topk=topk,
+            first_token=first,
+            ranks=ranks,
+            is_whole=weight.shape[0] == vocab_size,
+        )
 
     def candidates(self, hidden_states: torch.Tensor) -> DraftCandidates:
         """hidden_states: [batch * block_size, hidden]; slot 0 is the bonus token and proposes nothing."""
@@ -81,7 +92,8 @@ class CandidateHead:
             return draft_candidates(logits, self.topk)
         packed = pack_shard(logits, self.topk, self.first_token)
         gathered = self.ranks.gather(packed.view(-1, packed.shape[-1]))
-        return merge_shards(gathered.view(-1, *packed.shape))
+        gathered = gathered.view(-1, *packed.shape)
+        return merge_shards(gathered[:1] if self.is_whole else gathered)
 
 
 class CapturedTrees:

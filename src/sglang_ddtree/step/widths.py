@@ -144,7 +144,7 @@ class VerifyWidths:
         *,
         records_nodes: bool = False,
     ) -> None:
-        parameters = sum(parameter.numel() for parameter in runner.model.parameters())
+        parameters = ranks.of_first(sum(parameter.numel() for parameter in runner.model.parameters()))
         self.captures = _capture_plans[runner] = CapturePlan(
             plan,
             parameters,
@@ -282,11 +282,8 @@ class VerifyWidths:
     def _measure(self) -> dict[tuple[int, int], float]:
         """Milliseconds of draft and verify graphs by (batch size, width)."""
         drafts = self.draft_runner.decode_cuda_graph_runner
-        draft_ms = (
-            {}
-            if drafts is None
-            else {size: replay_ms(drafts, size, self.ranks) for size in drafts.capture_bs}
-        )
+        # SGLang leaves the draft uncaptured where memory is short.
+        draft_ms = {size: replay_ms(drafts, size, self.ranks) for size in getattr(drafts, "capture_bs", ())}
         found = {}
         for width, forward in self.forwards.items():
             assert forward.graphs is not None

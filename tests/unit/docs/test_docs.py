@@ -252,7 +252,7 @@ def test_the_numbers_of_the_width_are_those_of_the_code() -> None:
     for sentence in (
         f"verifies {', '.join(map(str, widths))} or {last} tokens per request",
         f"the tree of {last - 1} nodes",
-        f"batch sizes of up to {constant('step/widths.py', 'WIDE_TOKENS')} verified tokens",
+        f"batch sizes of up to {constant('step/plan.py', 'WIDE_TOKENS')} verified tokens",
         f"the sums every {constant('step/widths.py', 'TALLY_STEPS')} steps",
         f"the last {constant('width/pace.py', 'SAMPLES')} times",
         f"counts half after {constant('width/gain.py', 'HALF_LIFE'):.0f} request-steps",

@@ -13,9 +13,11 @@ from sglang_ddtree.host.budget import auto_problems, budget_of, plan_for
 pytestmark = pytest.mark.usefixtures("sglang_with_plugins")
 
 
-def server(graphs: str = "full") -> Any:
+def server(graphs: str = "full", tunes: bool = False) -> Any:
     decode = SimpleNamespace(backend=graphs)
-    return SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode))
+    return SimpleNamespace(
+        cuda_graph_config=SimpleNamespace(decode=decode), disable_flashinfer_autotune=not tunes
+    )
 
 
 def target(name: str) -> Any:
@@ -54,6 +56,18 @@ def test_the_default_follows_the_load_where_it_can(name: str, graphs: str, expec
     for problem in problems:
         assert problem.startswith("--speculative-ddtree-budget auto: ")
         assert problem.endswith("Set a number")
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_auto_on_experts_and_gdn_layers_asks_for_no_tuning_at_startup() -> None:
+    auto = DDTreeConfig(budget="auto")
+    (problem,) = auto_problems(server(tunes=True), auto, target("Qwen3NextConfig"))
+    assert "--disable-flashinfer-autotune" in problem
+    assert list(auto_problems(server(), auto, target("Qwen3NextConfig"))) == []
+    dense = target("Qwen3_5TextConfig")
+    assert list(auto_problems(server(tunes=True), auto, dense)) == []
+    dense.quantization = "modelopt_fp8"
+    assert len(list(auto_problems(server(tunes=True), auto, dense))) == 1
 
 
 def test_on_a_cpu_the_default_is_fixed_and_auto_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

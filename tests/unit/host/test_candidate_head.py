@@ -65,8 +65,8 @@ def test_two_ranks_propose_what_one_would() -> None:
     assert torch.allclose(got.logprobs, expected().logprobs, atol=1e-6)
 
 
-def test_a_head_that_every_rank_holds_whole_is_not_exchanged() -> None:
-    ranks = SimpleNamespace(count=2, gather=None)
+def test_of_a_head_that_every_rank_holds_whole_the_first_one_s_candidates_count() -> None:
+    ranks = SimpleNamespace(count=2, gather=lambda rows: torch.stack([rows, rows + 1]))
     for made in (
         head(WEIGHT[:VOCABULARY], None, ranks=ranks),
         head(WEIGHT[:VOCABULARY], 0, VOCABULARY, ranks=ranks),

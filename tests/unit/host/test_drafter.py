@@ -87,6 +87,13 @@ def test_heads_that_the_ranks_cannot_share_are_refused(
     check_drafter(path, TARGET, weights=False)
 
 
+def test_a_width_that_the_ranks_cannot_share_is_refused(drafter: Callable[..., str]) -> None:
+    path = drafter(intermediate_size=258)
+    with pytest.raises(DrafterError, match="intermediate_size is 258, and --tensor-parallel-size 4 does not"):
+        check_drafter(path, TARGET, weights=False, ranks=4)
+    check_drafter(path, TARGET, weights=False, ranks=2)
+
+
 def test_options_at_the_top_level_count_too(drafter: Callable[..., str]) -> None:
     path = drafter(dflash_config=None, mask_token_id=3, target_layer_ids=[0, 3])
     assert check_drafter(path, TARGET).target_layer_ids == (0, 3)

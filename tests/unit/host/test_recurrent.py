@@ -247,6 +247,10 @@ def test_a_wide_verify_s_requests_are_those_of_its_largest_graph(monkeypatch: py
     assert batches == {8: None, 16: None, 32: 16, 64: 8}
     captured = CapturePlan(plan, int(1e6), 1000, records_nodes=True)
     assert {width: max(captured.sizes_of(width, sizes)) for width in (32, 64)} == {32: 16, 64: 8}
+    # A batch beyond all graphs runs the narrowest width, though the draft's block be narrower still.
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: SimpleNamespace(speculative_dflash_block_size=6))
+    _, batches = recurrent.recurrent_plan(asked_for("auto"), target)  # type: ignore[misc]
+    assert batches == {8: None, 16: 32, 32: 16, 64: 8}
     _, batches = recurrent.recurrent_plan(asked_for(33), target)  # type: ignore[misc]
     assert batches == {34: None}
     # Without graphs any batch runs any width.

@@ -166,6 +166,19 @@ def test_the_time_to_the_next_step_counts_where_both_run_the_same_graphs() -> No
     assert seen == [(3, 8), (4, 16), (5, 8)], "not from 4 to 5, which run other graphs; not over a prefill"
 
 
+def test_a_draft_without_graphs_adds_no_time(widths: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_ddtree.step.widths import _Forward
+
+    monkeypatch.setattr("sglang_ddtree.step.widths.replay_ms", lambda graphs, size, ranks: 2.0 * size)
+    graphs = SimpleNamespace(capture_bs=[1, 4])
+    widths.ranks, widths.forwards = ALONE, {8: _Forward("backend", graphs)}
+    # SGLang's eager runner stands in its place.
+    widths.draft_runner = SimpleNamespace(decode_cuda_graph_runner=object())
+    assert widths._measure() == {(1, 8): 2.0, (4, 8): 8.0}
+    widths.draft_runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
+    assert widths._measure() == {(1, 8): 4.0, (4, 8): 16.0}
+
+
 class _Rank:
     """One of two ranks in this process; the first one speaks before the second one listens."""
 
