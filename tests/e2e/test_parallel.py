@@ -23,15 +23,22 @@ HOT_TOKENS = (40, 41, 300, 301)
 HALF = checkpoints.VOCABULARY // 2
 
 
-def two_processes(**options: Any) -> dict[str, Any]:
-    """Options of a server with two scheduler processes; SGLang wants to be told a core for each on a CPU."""
+def two_processes(drafter: Path, budget: int | str, **options: Any) -> dict[str, Any]:
+    """Options of a DDTREE server with two scheduler processes; SGLang wants to be told a core for each on a CPU."""
     cores = sorted(os.sched_getaffinity(0))
     binding = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}
-    return {"max_running_requests": 16, **options, "environment": binding | options.get("environment", {})}
+    return {
+        "max_running_requests": 16,
+        "speculative_algorithm": "DDTREE",
+        "speculative_draft_model_path": drafter,
+        "speculative_ddtree_budget": budget,
+        **options,
+        "environment": binding | options.get("environment", {}),
+    }
 
 
-def two_ranks(**options: Any) -> dict[str, Any]:
-    return two_processes(tp_size=2, **options)
+def two_ranks(drafter: Path, budget: int | str, **options: Any) -> dict[str, Any]:
+    return two_processes(drafter, budget, tp_size=2, **options)
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +67,10 @@ def test_ranks_verify_the_same_trees_and_follow_the_first_one(
     with launch(
         target,
         **two_ranks(
+            tiny_drafter,
+            32,
             # The second rank chooses wrong tokens at every node, which must not matter.
             environment=probing.environment(trace=trace, stray=True),
-            speculative_algorithm="DDTREE",
-            speculative_draft_model_path=tiny_drafter,
-            speculative_ddtree_budget=32,
             page_size=4,
         ),
     ) as server:
@@ -96,11 +102,10 @@ def test_ranks_with_their_own_clocks_take_the_same_widths(
     with launch(
         target,
         **two_ranks(
+            tiny_drafter,
+            "auto",
             # The second rank's clock says that wide trees take ten times as long.
             environment=probing.environment(trace=trace, stray=True),
-            speculative_algorithm="DDTREE",
-            speculative_draft_model_path=tiny_drafter,
-            speculative_ddtree_budget="auto",
         ),
     ) as server:
         for count in (1, 2, 3, 16):
@@ -119,10 +124,9 @@ def test_recurrent_layers_share_their_heads(
     with launch(
         hybrid_target,
         **two_ranks(
+            tiny_drafter,
+            16,
             environment=EXACT | probing.environment(trace=trace),
-            speculative_algorithm="DDTREE",
-            speculative_draft_model_path=tiny_drafter,
-            speculative_ddtree_budget=16,
             max_mamba_cache_size=STATES,
         ),
     ) as server:
@@ -139,11 +143,10 @@ def test_replicas_decode_on_their_own(
     with launch(
         target,
         **two_processes(
+            tiny_drafter,
+            "auto",
             dp_size=2,
             enable_metrics=True,
-            speculative_algorithm="DDTREE",
-            speculative_draft_model_path=tiny_drafter,
-            speculative_ddtree_budget="auto",
         ),
     ) as server:
         assert server.greedy(PROMPTS, NEW_TOKENS) == texts

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import AUTO, FIXED_BUDGET, DDTreeConfig
+from .flags import ddtree_config
 from .recurrent import GDN, is_tuned_at_startup, recurrent_family
 
 if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
     from ..step.plan import StepPlan
 
 _FLAG = "--speculative-ddtree-budget"
@@ -44,6 +47,20 @@ def plan_for(cfg: Any, config: DDTreeConfig, model_config: Any, block_size: int,
         budget=budget_of(cfg, config, model_config),
         topk_cap=config.topk_cap,
         vocab_size=vocab_size,
+    )
+
+
+def plan_in_worker(server_args: ServerArgs, model_config: Any) -> StepPlan:
+    """The same in the process that decodes, where the target's config is at hand and the block size published."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.runtime_context import get_spec
+
+    return plan_for(
+        resolved_view(server_args),
+        ddtree_config(server_args),
+        model_config,
+        int(get_spec().speculative_dflash_block_size),
+        int(model_config.vocab_size),
     )
 
 

@@ -196,21 +196,13 @@ class StateMemory:
 def recurrent_plan(server_args: ServerArgs, model_config: Any) -> RecurrentPlan:
     """The plan of a GDN target in the process that decodes."""
     from sglang.srt.arg_groups.overrides import resolved_view
-    from sglang.srt.runtime_context import get_exec, get_spec
+    from sglang.srt.runtime_context import get_exec
 
-    from .budget import has_graphs, plan_for
-    from .flags import ddtree_config
+    from .budget import has_graphs, plan_in_worker
 
-    cfg = resolved_view(server_args)
-    plan = plan_for(
-        cfg,
-        ddtree_config(server_args),
-        model_config,
-        int(get_spec().speculative_dflash_block_size),
-        int(model_config.vocab_size),
-    )
+    plan = plan_in_worker(server_args, model_config)
     batches: dict[int, int | None] = dict.fromkeys(plan.widths)
-    if plan.follows_load and has_graphs(cfg):
+    if plan.follows_load and has_graphs(resolved_view(server_args)):
         # A batch beyond a width's graphs never runs it, and one beyond all graphs runs the narrowest.
         sizes = sorted(get_exec().graph.cuda_graph_config.decode.bs)
         for width in plan.widths:

@@ -66,22 +66,13 @@ def worker_plan(server_args: ServerArgs, model_runner: ModelRunner) -> StepPlan:
         ValueError: something is not supported after all.
         RuntimeError: a hook is not in effect, or the published widths are not the plan's.
     """
-    from sglang.srt.arg_groups.overrides import resolved_view
-
     from . import hooks, refusals
-    from .budget import plan_for
+    from .budget import plan_in_worker
 
     hooks.verify_applied()
     refusals.check_in_worker(server_args, model_runner.model_config, model_runner.sliding_window_size)
-    config = ddtree_config(server_args)
     spec = get_spec()
-    plan = plan_for(
-        resolved_view(server_args),
-        config,
-        model_runner.model_config,
-        int(spec.speculative_dflash_block_size),
-        int(model_runner.model_config.vocab_size),
-    )
+    plan = plan_in_worker(server_args, model_runner.model_config)
     if plan.verify_width != spec.speculative_num_draft_tokens:
         raise RuntimeError(
             f"DDTREE's verify width is {plan.verify_width} in this process (budget {plan.budget}, block_size "
