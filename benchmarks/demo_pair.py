@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -187,29 +188,52 @@ def restarts(engine: Any, prompts: list[list[int]], plain: list[list[int]], ever
 
     The first token is the prefill's in every arm, and comes from no verify: where it differs nothing is counted.
     """
-    asked, expected = [], []
-    for prompt, text in zip(prompts, plain, strict=False):
+    asked, expected, owners = [], [], []
+    for owner, (prompt, text) in enumerate(zip(prompts, plain, strict=False)):
         for begin in range(0, len(text) - every + 1, every):
             asked.append(prompt + text[:begin])
             expected.append(text[begin : begin + every])
+            owners.append(owner)
     sampling = {"temperature": 0, "max_new_tokens": every, "ignore_eos": True}
-    starts = parted = tokens = 0
+    starts, by_text = 0, [[0, 0] for _ in plain]
     for first in range(0, len(asked), 64):
-        answers = engine.generate(input_ids=asked[first : first + 64], sampling_params=sampling)
-        for answer, right in zip(answers, expected[first : first + 64], strict=True):
+        some = slice(first, first + 64)
+        answers = engine.generate(input_ids=asked[some], sampling_params=sampling)
+        for answer, right, owner in zip(answers, expected[some], owners[some], strict=True):
             position = first_difference(answer["output_ids"], right)
             if position == 0:
                 continue
             starts += 1
-            parted += position is not None
+            by_text[owner][0] += position is not None
             # Positions at which it could have parted, the one where it did included.
-            tokens += every - 1 if position is None else position
+            by_text[owner][1] += every - 1 if position is None else position
+    parted, tokens = (sum(column) for column in zip(*by_text, strict=True))
     return {
         "starts": starts,
         "parted": parted,
         "tokens": tokens,
         "per_1000": round(1000 * parted / tokens, 2),
+        "by_text": by_text,
     }
+
+
+def rate_difference(mine: list[list[int]], theirs: list[list[int]]) -> dict[str, float]:
+    """Partings per 1,000 tokens, mine less theirs, and its standard error; both are [parted, tokens] of the same texts.
+
+    The error is that of leaving out one text after the other (jackknife): a text's starts are not independent.
+    """
+
+    def difference(left_out: int | None) -> float:
+        rates = []
+        for rows in (mine, theirs):
+            kept = [row for number, row in enumerate(rows) if number != left_out]
+            parted, tokens = (sum(column) for column in zip(*kept, strict=True))
+            rates.append(1000 * parted / tokens)
+        return rates[0] - rates[1]
+
+    without = [difference(number) for number in range(len(mine))]
+    error = math.sqrt((len(without) - 1) * statistics.pvariance(without))
+    return {"per_1000": round(difference(None), 2), "standard_error": round(error, 2)}
 
 
 def partings(plain: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -245,6 +269,11 @@ def compare(results: dict[str, Any]) -> dict[str, Any]:
                 "took_second": sum(p["took_second"] for p in found),
                 "each": found,
             }
+        chain = results.get("DFLASH", {}).get("restarts")
+        if "restarts" in row:
+            row["restarts"] = without_texts(row["restarts"])
+        if chain and "restarts" in result and name != "DFLASH":
+            row["restarts less DFLASH's"] = rate_difference(result["restarts"]["by_text"], chain["by_text"])
         for other in ("AR", "DFLASH"):
             if other in results and "tokens_per_s" in row and other != name:
                 row[f"against {other}"] = ratios(row["tokens_per_s"], results[other].get("tokens_per_s", {}))
@@ -288,7 +317,12 @@ def best(arms: list[Rates]) -> Rates:
 
 
 def shown(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key not in ("texts", "widths")}
+    row = {key: value for key, value in result.items() if key not in ("texts", "widths")}
+    return row | {"restarts": without_texts(row["restarts"])} if "restarts" in row else row
+
+
+def without_texts(restarts: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in restarts.items() if key != "by_text"}
 
 
 def pair_parser(

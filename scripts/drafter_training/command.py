@@ -7,14 +7,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_ddtree.bench.prompt_sets import BUILT_IN, Prompt, PromptError
 from sglang_ddtree.bench.tokens import TokenizerError
+from sglang_ddtree.client import RequestFailed
 from sglang_ddtree.host.checkpoint import CheckpointError
 from sglang_ddtree.usage import UsageError, require_checkpoint
 
 from .progress import TrainingError
+
+if TYPE_CHECKING:
+    from .answerers import Answerer
 
 EVAL_PROMPTS = Path(__file__).resolve().parents[2] / "tests" / "data" / "eval_prompts.jsonl"
 
@@ -24,7 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         arguments.run(arguments)
-    except (TrainingError, CheckpointError, PromptError, TokenizerError, UsageError, OSError) as error:
+    except (
+        TrainingError,
+        CheckpointError,
+        PromptError,
+        TokenizerError,
+        UsageError,
+        RequestFailed,
+        OSError,
+    ) as error:
         print(f"train_drafter.py {arguments.command}: error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -50,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.9, metavar="T", help="above 0")
     add("--new-tokens", type=int, default=150, metavar="N", help="most tokens of a message")
     add("--batch-size", type=int, default=1024, metavar="N", help="messages at once")
+    _add_base_url(add)
     _add_minutes(add)
 
     add = command("generate", _generate, "let the target answer prompts")
@@ -74,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--new-tokens", type=int, default=384, metavar="N", help="most tokens of an answer")
     add("--max-length", type=int, default=512, metavar="N", help="most tokens of prompt and answer")
     add("--batch-size", type=int, default=1024, metavar="N", help="answers at once")
+    _add_base_url(add)
     _add_minutes(add)
 
     add = command("train", _train, "train a drafter on answers")
@@ -145,6 +159,15 @@ def _add_model(add: Any) -> None:
     )
 
 
+def _add_base_url(add: Any) -> None:
+    add(
+        "--base-url",
+        metavar="URL",
+        help="a running SGLang server of the target, which then answers instead of transformers: faster, but "
+        "--seed does not reach its sampling",
+    )
+
+
 def _add_minutes(add: Any) -> None:
     add(
         "--minutes",
@@ -161,7 +184,7 @@ def _prompts(arguments: argparse.Namespace) -> None:
             f"--temperature must be above 0, got {arguments.temperature}: greedy messages are all one."
         )
     _free_file(arguments.out)
-    target = _load(arguments)
+    answerer = _answerer(arguments)
     from transformers import AutoTokenizer
 
     from .generate import make_up_prompts
@@ -170,9 +193,8 @@ def _prompts(arguments: argparse.Namespace) -> None:
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TokenizerError(f"--model {arguments.model}: its tokenizer does not load: {error}") from error
-    names = ("temperature", "new_tokens", "batch_size", "minutes", "seed")
-    options = {name: getattr(arguments, name) for name in names}
-    texts = make_up_prompts(target, tokenizer, arguments.count, **options)
+    options = {name: getattr(arguments, name) for name in ("temperature", "new_tokens", "minutes")}
+    texts = make_up_prompts(answerer, tokenizer, arguments.count, **options)
     arguments.out.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
     print(f"Wrote {len(texts)} prompts to {arguments.out}.")
 
@@ -180,6 +202,7 @@ def _prompts(arguments: argparse.Namespace) -> None:
 def _generate(arguments: argparse.Namespace) -> None:
     from .data import Answers, read_prompts
     from .generate import SHORTEST_ANSWER, Plan, answer_all
+    from .target import read_target
 
     _at_least(arguments, new_tokens=SHORTEST_ANSWER, max_length=SHORTEST_ANSWER, batch_size=1, repeat=1)
     if min(arguments.temperature) < 0:
@@ -201,18 +224,16 @@ def _generate(arguments: argparse.Namespace) -> None:
             f"Note: `sglang-ddtree bench` measures with {', '.join(measured)}: do not use it on this drafter."
         )
     ids = _encode(arguments.model, prompts)
-    target = _load(arguments)
     plan = Plan(
         arguments.temperature,
         arguments.repeat,
         arguments.new_tokens,
         arguments.max_length,
-        arguments.batch_size,
         arguments.minutes,
     )
-    answers = Answers.of(answer_all(target, ids, plan, arguments.seed))
+    answers = Answers.of(answer_all(_answerer(arguments), ids, plan, arguments.seed))
     made = {key: value for key, value in vars(arguments).items() if key not in ("run", "out", "command")}
-    answers.save(arguments.out, target.config.vocab_size, made)
+    answers.save(arguments.out, read_target(arguments.model)["vocab_size"], made)
     print(
         f"Wrote {len(answers)} answers, {len(answers.tokens)} tokens with their prompts, to {arguments.out}."
     )
@@ -346,6 +367,15 @@ def _join(arguments: argparse.Namespace) -> None:
 
     _free_file(arguments.out)
     print(f"Wrote {join(arguments.folder, arguments.out)}.")
+
+
+def _answerer(arguments: argparse.Namespace) -> Answerer:
+    from .answerers import Local, Remote
+    from .target import read_target
+
+    if arguments.base_url is None:
+        return Local(_load(arguments), arguments.batch_size, arguments.seed)
+    return Remote(arguments.base_url, arguments.batch_size, read_target(arguments.model)["vocab_size"])
 
 
 def _load(arguments: argparse.Namespace, dtype: Any = None) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 
+from .answerers import Answerer, Job
 from .progress import Progress, TrainingError
-from .target import read_stops
 
 SHORTEST_ANSWER = 2
 """Tokens of an answer; the first one comes with the prompt's forward, and there must be one to draft."""
@@ -25,20 +26,18 @@ class Plan:
         repeat: answers per prompt, each at the next of the temperatures.
         new_tokens: most tokens of an answer.
         max_length: most tokens of prompt and answer together.
-        batch_size: answers at once.
-        minutes: stop before the first batch that starts after this time; None for no limit.
+        minutes: begin no batch after this time; None for no limit.
     """
 
     temperatures: Sequence[float]
     repeat: int
     new_tokens: int
     max_length: int
-    batch_size: int
     minutes: float | None = None
 
 
 def answer_all(
-    target: Any, prompts: Sequence[list[int]], plan: Plan, seed: int
+    answerer: Answerer, prompts: Sequence[list[int]], plan: Plan, seed: int
 ) -> list[tuple[list[int], list[int]]]:
     """Pairs of prompt and answer, those left out that are too long or get no answer worth drafting.
 
@@ -59,21 +58,19 @@ def answer_all(
     work = []
     for temperature, numbers in tasks.items():
         numbers.sort(key=lambda number: len(prompts[number]))
-        work += [(temperature, part) for part in _parts(numbers, plan.batch_size)]
+        for part in _parts(numbers, answerer.group):
+            most = max(room[number] for number in part)
+            work.append(Job(part, [prompts[number] for number in part], most, temperature))
     # In random order, so that a cut by time leaves no kind of prompt out.
     order = torch.randperm(len(work), generator=torch.Generator().manual_seed(seed)).tolist()
-    torch.manual_seed(seed)
-    progress, found = Progress(max(1, len(work)), "batches", plan.minutes), []
-    for temperature, numbers in (work[at] for at in order):
-        if progress.fraction >= 1:
-            break
-        batch = [prompts[number] for number in numbers]
-        answers = continue_all(target, batch, max(room[number] for number in numbers), temperature)
-        for number, answer in zip(numbers, answers, strict=True):
-            if len(answer[: room[number]]) >= SHORTEST_ANSWER:
-                found.append((prompts[number], answer[: room[number]]))
+    progress, found, tokens = Progress(max(1, len(work)), "batches", plan.minutes), [], 0
+    for job, answers in answerer.answer(progress.while_open(work[at] for at in order)):
+        for number, answer in zip(job.numbers, answers, strict=True):
+            text = answer.tokens[: room[number]]
+            if len(text) >= SHORTEST_ANSWER:
+                found.append((prompts[number], text))
+                tokens += len(text)
         progress.advance()
-        tokens = sum(len(answer) for _, answer in found)
         progress.say(f"{len(found)} answers, {tokens} tokens, {tokens / progress.seconds:.0f} tokens/s")
     if progress.done < len(work):
         print(f"Stopped after {plan.minutes} minutes: {progress.done} of {len(work)} batches are done.")
@@ -82,46 +79,14 @@ def answer_all(
     return found
 
 
-@torch.inference_mode()
-def continue_all(
-    target: Any, prompts: Sequence[list[int]], new_tokens: int, temperature: float
-) -> list[list[int]]:
-    """What the target says behind each prompt, up to and with its stop token; sampled unless `temperature` is 0."""
-    from transformers import GenerationConfig
-
-    stops = read_stops(target)
-    pad = stops[0] if stops else 0
-    width = max(map(len, prompts))
-    tokens = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    config = GenerationConfig(
-        max_new_tokens=new_tokens,
-        eos_token_id=stops or None,
-        pad_token_id=pad,
-        **(sampling if temperature > 0 else {"do_sample": False}),
-    )
-    # The checkpoint's own sampling defaults would fill in what is not set here.
-    kept, target.generation_config = target.generation_config, config
-    try:
-        output = target.generate(
-            tokens.to(target.device), attention_mask=real.to(target.device), generation_config=config
-        )
-    finally:
-        target.generation_config = kept
-    return [_up_to_stop(row, set(stops)) for row in output[:, width:].tolist()]
-
-
 def make_up_prompts(
-    target: Any,
+    answerer: Answerer,
     tokenizer: Any,
     count: int,
     *,
     temperature: float,
     new_tokens: int,
-    batch_size: int,
     minutes: float | None,
-    seed: int,
 ) -> list[str]:
     """Up to `count` different user messages that the target itself makes up behind its chat template's beginning.
 
@@ -131,18 +96,19 @@ def make_up_prompts(
         TrainingError: the tokenizer has no chat template whose user message stands in one place.
     """
     begin = tokenizer.encode(_before_user_message(tokenizer), add_special_tokens=False)
-    stops = set(read_stops(target))
-    torch.manual_seed(seed)
-    progress, found, batches = Progress(count, "messages", minutes), dict[str, None](), 0
+    group = range(answerer.group)
+    job = Job(group, [begin for _ in group], new_tokens, temperature)
+    progress, found, sampled = Progress(count, "messages", minutes), dict[str, None](), 0
     # Most end in time and differ; a target that never ends one must not keep this running.
-    while len(found) < count and progress.fraction < 1 and batches * batch_size < 8 * count + 64:
-        batches += 1
-        for tokens in continue_all(target, [begin] * batch_size, new_tokens, temperature):
-            text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
-            if text and tokens[-1] in stops and len(found) < count:
+    jobs = repeat(job, -(-(8 * count + 64) // answerer.group))
+    for _, answers in answerer.answer(progress.while_open(jobs)):
+        sampled += len(answers)
+        for answer in answers:
+            text = tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
+            if text and answer.ended and len(found) < count:
                 found[text] = None
         progress.done = len(found)
-        progress.say(f"{batches * batch_size} sampled")
+        progress.say(f"{sampled} sampled")
     if not found:
         raise TrainingError("The target ended no message in time: write prompts by hand.")
     return list(found)
@@ -158,13 +124,6 @@ def _before_user_message(tokenizer: Any) -> str:
     if len(after) != 1:
         raise TrainingError("--model: its chat template does not show a user message exactly once.")
     return before
-
-
-def _up_to_stop(tokens: list[int], stops: set[int]) -> list[int]:
-    for at, token in enumerate(tokens):
-        if token in stops:
-            return tokens[: at + 1]
-    return tokens
 
 
 def _parts(numbers: list[int], size: int) -> list[list[int]]:

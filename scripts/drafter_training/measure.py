@@ -16,7 +16,7 @@ from sglang_ddtree.sketch.drafter import Drafter
 from sglang_ddtree.tree import DraftCandidates, ancestor_mask, build_tree, resolve_topk, settle_path
 from sglang_ddtree.tree.candidates import draft_candidates_torch
 
-from .generate import continue_all
+from .answerers import continue_all
 from .progress import Progress
 from .target import context_features, read_stops
 

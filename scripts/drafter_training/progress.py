@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 class TrainingError(ValueError):
@@ -29,6 +33,13 @@ class Progress:
 
     def advance(self, units: int = 1) -> None:
         self.done += units
+
+    def while_open(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, until the work or the time is done."""
+        for item in items:
+            if self.fraction >= 1:
+                return
+            yield item
 
     def say(self, text: str) -> None:
         print(f"[{self.where()}] {text}", flush=True)

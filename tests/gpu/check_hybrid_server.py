@@ -30,6 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "DFLASH": {"speculative_algorithm": "DFLASH"},
     "DDTREE 16": {**TREE, "speculative_ddtree_budget": 16},
     "DDTREE 64": {**TREE, "speculative_ddtree_budget": 64},
+    "DDTREE auto": {**TREE, "speculative_ddtree_budget": "auto"},
     "DDTREE 16, graphs up to 4, lazy": {
         **TREE,
         "speculative_ddtree_budget": 16,
