@@ -61,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--count", type=int, default=10000, metavar="N", help="messages")
     add("--temperature", type=float, default=0.9, metavar="T", help="above 0")
     add("--new-tokens", type=int, default=150, metavar="N", help="most tokens of a message")
+    add(
+        "--beginnings",
+        type=Path,
+        metavar="FILE",
+        help="beginnings of messages, one a line; every second message goes on from one of them",
+    )
     add("--batch-size", type=int, default=1024, metavar="N", help="messages at once")
     _add_base_url(add)
     _add_minutes(add)
@@ -109,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens-per-step", type=int, default=49152, metavar="N", help="padded tokens of a step's sequences")
     add("--blocks-per-step", type=int, default=4096, metavar="N", help="blocks drafted in them")
     add("--log-every", type=int, default=50, metavar="N", help="steps between two lines")
+    add(
+        "--compile",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="fuse kernels with torch.compile; auto does on a GPU",
+    )
     _add_minutes(add)
 
     add = command("export", _export, "write the checkpoint that SGLang loads")
@@ -184,17 +196,18 @@ def _prompts(arguments: argparse.Namespace) -> None:
             f"--temperature must be above 0, got {arguments.temperature}: greedy messages are all one."
         )
     _free_file(arguments.out)
+    from .generate import make_up_prompts, read_beginnings
+
+    beginnings = read_beginnings(arguments.beginnings) if arguments.beginnings else []
     answerer = _answerer(arguments)
     from transformers import AutoTokenizer
-
-    from .generate import make_up_prompts
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TokenizerError(f"--model {arguments.model}: its tokenizer does not load: {error}") from error
     options = {name: getattr(arguments, name) for name in ("temperature", "new_tokens", "minutes")}
-    texts = make_up_prompts(answerer, tokenizer, arguments.count, **options)
+    texts = make_up_prompts(answerer, tokenizer, arguments.count, beginnings=beginnings, **options)
     arguments.out.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
     print(f"Wrote {len(texts)} prompts to {arguments.out}.")
 
@@ -278,7 +291,8 @@ def _train(arguments: argparse.Namespace) -> None:
         "seed",
         "log_every",
     )
-    settings = Settings(**{name: getattr(arguments, name) for name in names})
+    compiled = arguments.compile == "yes" or (arguments.compile == "auto" and target.device.type == "cuda")
+    settings = Settings(**{name: getattr(arguments, name) for name in names}, compiled=compiled)
     train(drafter, target, answers, settings, arguments.out / "train_log.jsonl")
     write_checkpoint(arguments.out, made, drafter.state_dict())
     print(f"Wrote the drafter in float32 to {arguments.out}; `export` makes the checkpoint for SGLang.")
@@ -375,6 +389,10 @@ def _answerer(arguments: argparse.Namespace) -> Answerer:
 
     if arguments.base_url is None:
         return Local(_load(arguments), arguments.batch_size, arguments.seed)
+    if arguments.device != "auto":
+        raise TrainingError(
+            f"--device {arguments.device}: with --base-url the server computes, not this process."
+        )
     return Remote(arguments.base_url, arguments.batch_size, read_target(arguments.model)["vocab_size"])
 
 

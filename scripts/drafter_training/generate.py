@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,24 +87,32 @@ def make_up_prompts(
     temperature: float,
     new_tokens: int,
     minutes: float | None,
+    beginnings: Sequence[str] = (),
 ) -> list[str]:
     """Up to `count` different user messages that the target itself makes up behind its chat template's beginning.
 
-    Messages that do not end within `new_tokens` are dropped.
+    Every second one goes on from one of the `beginnings`, in turn, if there are any. Messages that do not end within
+    `new_tokens` are dropped.
 
     Raises:
         TrainingError: the tokenizer has no chat template whose user message stands in one place.
     """
-    begin = tokenizer.encode(_before_user_message(tokenizer), add_special_tokens=False)
-    group = range(answerer.group)
-    job = Job(group, [begin for _ in group], new_tokens, temperature)
+    before = _before_user_message(tokenizer)
+    turns = [part for beginning in beginnings for part in ("", beginning)] or [""]
+    template = tokenizer.encode(before, add_special_tokens=False)
+    begun = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
+
+    def jobs() -> Iterator[Job]:
+        # Most end in time and differ; a target that never ends one must not keep this running.
+        for first in range(0, 8 * count + 64, answerer.group):
+            numbers = [(first + number) % len(turns) for number in range(answerer.group)]
+            yield Job(numbers, [template + begun[number] for number in numbers], new_tokens, temperature)
+
     progress, found, sampled = Progress(count, "messages", minutes), dict[str, None](), 0
-    # Most end in time and differ; a target that never ends one must not keep this running.
-    jobs = repeat(job, -(-(8 * count + 64) // answerer.group))
-    for _, answers in answerer.answer(progress.while_open(jobs)):
+    for job, answers in answerer.answer(progress.while_open(jobs())):
         sampled += len(answers)
-        for answer in answers:
-            text = tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
+        for number, answer in zip(job.numbers, answers, strict=True):
+            text = tokenizer.decode(begun[number] + answer.tokens, skip_special_tokens=True).strip()
             if text and answer.ended and len(found) < count:
                 found[text] = None
         progress.done = len(found)
@@ -112,6 +120,20 @@ def make_up_prompts(
     if not found:
         raise TrainingError("The target ended no message in time: write prompts by hand.")
     return list(found)
+
+
+def read_beginnings(file: Path) -> list[str]:
+    r"""One a line; ``\n`` in a line is a new line.
+
+    Raises:
+        TrainingError: there are none.
+    """
+    found = [
+        line.replace("\\n", "\n") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
+    if not found:
+        raise TrainingError(f"--beginnings {file}: it is empty.")
+    return found
 
 
 def _before_user_message(tokenizer: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,17 +80,23 @@ def slot_weights(slots: int, decay: float) -> torch.Tensor:
     return torch.exp(-torch.arange(slots - 1) / decay)
 
 
-def block_loss(hidden: torch.Tensor, head: torch.Tensor, blocks: Blocks, decay: float) -> BlockLoss:
+PartLoss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def block_loss(
+    hidden: torch.Tensor, head: torch.Tensor, blocks: Blocks, decay: float, part: PartLoss | None = None
+) -> BlockLoss:
     """The weighted mean over the valid slots.
 
     Args:
         hidden: [B, A, S, hidden], from `draft_blocks`.
         head: [vocabulary, hidden], the target's frozen head; the logits have its dtype.
+        part: `part_loss`, or what it was compiled to.
     """
     weights = slot_weights(hidden.shape[2], decay).to(hidden.device) * blocks.valid
     weights = weights / weights.sum().clamp(min=1e-9)
     drafted = hidden[:, :, 1:].flatten(0, 2)
-    loss, hits = _HeadLoss.apply(drafted, head, blocks.labels.flatten(), weights.flatten())
+    loss, hits = _HeadLoss.apply(drafted, head, blocks.labels.flatten(), weights.flatten(), part or part_loss)
     return BlockLoss(loss, hits.view_as(blocks.valid) & blocks.valid)
 
 
@@ -105,7 +111,7 @@ def chain_length(hits: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     return torch.stack([(committed * whole).sum(), whole.sum()]).double()
 
 
-def _part_loss(
+def part_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weighted cross-entropy of some slots, whether each one's best token is its label, and the logits' gradient."""
@@ -118,12 +124,6 @@ def _part_loss(
     return loss, hits, slope.to(logits.dtype)
 
 
-@functools.cache
-def _compiled_part_loss() -> Any:
-    # Fused, so that no logits in float32 are written out: 50 thousand values for each of 60 thousand slots.
-    return torch.compile(_part_loss)
-
-
 class _HeadLoss(torch.autograd.Function):
     """Weighted cross-entropy through a frozen head, in chunks, so that the logits never lie in memory as a whole.
 
@@ -132,12 +132,16 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+        ctx: Any,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        part_loss: PartLoss,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss = torch.zeros((), device=hidden.device)
         hits = torch.empty_like(labels, dtype=torch.bool)
         gradient = torch.empty_like(hidden)
-        part_loss = _compiled_part_loss() if hidden.is_cuda else _part_loss
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), HEAD_CHUNK):
                 part = slice(begin, begin + HEAD_CHUNK)
@@ -152,4 +156,4 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Any) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0], None, None, None
+        return gradient * outer[0], None, None, None, None

@@ -95,5 +95,16 @@ def context_features(target: Any, tokens: torch.Tensor, layer_ids: Sequence[int]
     return torch.cat([states[layer + 1] for layer in layer_ids], dim=-1)
 
 
+def compile_layers(target: Any) -> None:
+    """Fuse what each of the target's layers does between its matrix products. Layers of one kind share the code.
+
+    Only `forward` is compiled: transformers hands states over in hooks around it, which no compiler follows.
+    """
+    kinds = set(target._no_split_modules or ())
+    for module in target.modules():
+        if type(module).__name__ in kinds:
+            module.forward = torch.compile(module.forward, dynamic=True)
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from sglang_ddtree.sketch.drafter import Drafter
 
 from .data import Answers, Batch, batches
 from .model import draft_blocks
-from .objective import BlockLoss, Blocks, block_loss, block_tokens, chain_length, choose_blocks
+from .objective import BlockLoss, Blocks, block_loss, block_tokens, chain_length, choose_blocks, part_loss
 from .progress import Progress, TrainingError, minutes_of
-from .target import context_features
+from .target import compile_layers, context_features
 
 WARMUP_STEPS = 150
 LAST_RATE = 0.02
@@ -38,6 +39,7 @@ class Settings:
         blocks_per_step: blocks that they are drafted in.
         seed: of the order of the data and of the anchors.
         log_every: steps between two lines.
+        compiled: fuse the steps' kernels; takes half a minute at the beginning.
     """
 
     steps: int
@@ -48,6 +50,7 @@ class Settings:
     blocks_per_step: int
     seed: int
     log_every: int
+    compiled: bool = False
 
 
 def train(drafter: Drafter, target: Any, answers: Answers, settings: Settings, log: Path) -> dict[str, Any]:
@@ -65,6 +68,8 @@ def train(drafter: Drafter, target: Any, answers: Answers, settings: Settings, l
         f"{len(rows)} sequences to train on, {len(held_out)} held out; "
         f"{sum(weight.numel() for weight in drafter.parameters()) / 1e6:.1f} million parameters on {device}."
     )
+    if settings.compiled:
+        compile_layers(target)
     progress = Progress(settings.steps, "steps", settings.minutes)
     window = _Window(device)
     with log.open("w") as stream:
@@ -134,11 +139,17 @@ def _forward(
     features = context_features(target, tokens.to(device), drafter.target_layer_ids)
     with torch.no_grad():
         embeds = target.get_input_embeddings()(block_tokens(blocks, slots, drafter.mask_token_id)).float()
+    draft, part = _compiled() if settings.compiled else (draft_blocks, part_loss)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         # In float32 on a CPU, where the target is in float32, too.
-        hidden = draft_blocks(drafter, features, blocks.anchors, embeds)
+        hidden = draft(drafter, features, blocks.anchors, embeds)
     head = target.get_output_embeddings().weight
-    return blocks, block_loss(hidden, head, blocks, settings.decay)
+    return blocks, block_loss(hidden, head, blocks, settings.decay, part)
+
+
+@functools.cache
+def _compiled() -> tuple[Any, Any]:
+    return torch.compile(draft_blocks, dynamic=True), torch.compile(part_loss, dynamic=True)
 
 
 class _Window:

@@ -96,7 +96,7 @@ def ddtree(
         yield request.param, server, trace
 
 
-@pytest.mark.parametrize("ddtree", [8, 32, 64], indirect=True)
+@pytest.mark.parametrize("ddtree", [8, pytest.param(32, marks=pytest.mark.slow), 64], indirect=True)
 def test_steps_equal_the_oracles(
     ddtree: tuple[int, Any, Path], prompts: list[list[int]], greedy_oracle: GreedyOracle, demo_drafter: Path
 ) -> None:

@@ -42,7 +42,6 @@ MODES = [
     Mode(16, 16, True, False, None),
     Mode(33, 1, False, True, None),
     Mode(64, 16, True, True, 16),
-    Mode(64, 1, False, False, 16),
     Mode(255, 16, False, False, None),
 ]
 

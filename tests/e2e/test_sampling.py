@@ -16,7 +16,7 @@ from e2e.conftest import Launch
 from e2e.hf import GreedyOracle
 
 VOCABULARY = 8
-SAMPLES = 20_000
+SAMPLES = 10_000
 PROMPT = [4, 5, 6, 7, 4, 6]
 P_VALUE = 0.001
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafter_training import command
+from drafter_training import command, training
 from drafter_training.data import Answers
 from drafter_training.target import context_features, load_target
 from safetensors.torch import load_file, safe_open
@@ -87,6 +88,31 @@ def test_the_same_seed_gives_the_same_drafter(work: Path, target_folder: Path, t
         weights.append(load_file(tmp_path / name / "model.safetensors")["fc.weight"])
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_compiled_steps_train_the_same_drafter(
+    work: Path, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(training, "_compiled", functools.cache(training._compiled.__wrapped__))
+    weights = []
+    for choice in ("no", "yes"):
+        assert not graphs
+        run(
+            *("train", "--model", target_folder, "--device", "cpu", "--data", work / "answers", "--compile"),
+            *(choice, "--out", tmp_path / choice, "--layers", 1, "--steps", 6, "--tokens-per-step", 256),
+        )
+        weights.append(load_file(tmp_path / choice / "model.safetensors"))
+    # The drafter, the loss and one set for all layers of the target, twice where a size of one is met.
+    assert 3 <= len(graphs) <= 16
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_answers_are_the_target_s_own_greedy_texts(work: Path, target_folder: Path) -> None:
@@ -177,6 +203,20 @@ def test_the_target_makes_up_messages(target_folder: Path, tmp_path: Path) -> No
     texts = [json.loads(line)["prompt"] for line in (tmp_path / "made.jsonl").read_text().splitlines()]
     assert 1 <= len(set(texts)) == len(texts) <= 5
     assert not any("</s>" in text for text in texts)
+
+
+def test_every_second_message_goes_on_from_a_beginning(target_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "beginnings").write_text("w7 w8\n\nw9 w10\n")
+    run(
+        *("prompts", "--model", target_folder, "--device", "cpu", "--out", tmp_path / "made.jsonl"),
+        *("--count", 400, "--batch-size", 64, "--temperature", 2.0, "--new-tokens", 40),
+        *("--beginnings", tmp_path / "beginnings"),
+    )
+    texts = [json.loads(line)["prompt"] for line in (tmp_path / "made.jsonl").read_text().splitlines()]
+    begun = [sum(text.startswith(f"{words} w") for text in texts) for words in ("w7 w8", "w9 w10")]
+    # Every turn ends in time with the same chance, a quarter of the turns have each beginning.
+    assert len(texts) > 40
+    assert all(0.1 < count / len(texts) < 0.4 for count in begun)
 
 
 def test_weights_travel_in_pieces(tmp_path: Path) -> None:
