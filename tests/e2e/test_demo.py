@@ -71,7 +71,7 @@ def test_three_ways_of_decoding_give_the_same_tokens(tmp_path: Path) -> None:
             "--budget",
             "16",
             "--prompt",
-            "Write a Python function that reverses a string.",
+            "Name the seven days of the week.",
             "--json",
             path,
         ],
@@ -80,7 +80,7 @@ def test_three_ways_of_decoding_give_the_same_tokens(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert "def reverse_string" in result.stdout  # streamed
+    assert "Wednesday" in result.stdout  # streamed
     figures = json.loads(path.read_text())
     assert [one["identical"] for one in figures.values()] == [True, True, True]
     plain, dflash, ddtree = figures["plain"], figures["dflash"], figures["ddtree"]
